@@ -1,0 +1,285 @@
+"""What the user asks for: one frozen recipe, from a name, a YAML or JSON file, and options.
+
+"Off" is ``None`` in Python and ``none`` (for the certificate ``off``) in files and on the command line. A
+recipe that exists is complete and free of contradictions; nothing later has to guess a default.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from graphrot.errors import UsageError
+
+Site = Literal["R1", "R2", "R3", "R4", "O"]
+Bits = Literal["int8", "int4"]
+Group = Literal["channel", 32, 64, 128]
+Solver = Literal["rtn", "clip", "gptq"]
+
+DEFAULT_RECIPE = "w4a8"
+
+NAMED: dict[str, dict[str, Any]] = {
+    "rotate-only": {},
+    "w4a16": {"weights": "int4", "group": 32},
+    "w4a8": {"weights": "int4", "group": "channel", "activations": "int8"},
+    "w4a8kv8": {"weights": "int4", "group": "channel", "activations": "int8", "kv": "int8"},
+    "w4a8kv4": {"weights": "int4", "group": "channel", "activations": "int8", "kv": "int4"},
+    "w4a4kv4": {"weights": "int4", "group": 32, "activations": "int4", "kv": "int4"},
+}
+"""The named recipes: what each sets on top of the defaults."""
+
+_WITH_WEIGHTS: dict[str, Any] = {
+    "group": "channel",
+    "symmetric": True,
+    "solver": "gptq",
+    "embedding": "int8",
+    "head": "int8",
+}
+"""Defaults of the fields that only make sense with quantized weights; without, they are all none."""
+
+_NO_KV = "the rotated KV cache is not available in this version"
+
+UNAVAILABLE: tuple[tuple[str, frozenset[Any], str, str], ...] = (
+    ("kv", frozenset({"int8", "int4"}), _NO_KV, "use --kv none, or the recipe w4a8"),
+    ("rotations", frozenset({"auto"}), "choosing rotations by measurement is not available in this version",
+     "use hadamard, random, block-hadamard or none"),
+    ("target", frozenset({"genai"}), "the genai target is not available in this version", "use portable or ort"),
+    ("provider", frozenset({"cuda"}), "the cuda provider is not available in this version", "use cpu"),
+    ("dtype", frozenset({"float16", "bfloat16"}), "only float32 models are written in this version", "use float32"),
+    ("kernels", frozenset({"graphrot"}), "graphrot's own matmul kernel is not available in this version", "use ort"),
+    ("certificate", frozenset({"layers"}), "the layer-by-layer certificate is not available in this version",
+     "use full or off"),
+)  # fmt: skip
+"""Values the contract names and this version refuses: field, values, the reason, what to do."""
+
+
+class Recipe(BaseModel):
+    """One conversion, fully decided. Unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+    name: str = "custom"
+    rotations: Literal["hadamard", "random", "block-hadamard", "auto"] | None = "hadamard"
+    only: tuple[Site, ...] | None = None
+    """Which sites to rotate; None: what :attr:`sites` says."""
+    seed: int | None = Field(default=0, ge=0, lt=2**32)
+    """Seed of the random signs or matrices; None: no signs (hadamard only)."""
+    weights: Bits | None = None
+    group: Group | None = None
+    """Weights that share a scale: an output channel, or a run of 32, 64 or 128 along the input."""
+    symmetric: bool | None = None
+    embedding: Bits | None = None
+    head: Bits | None = None
+    activations: Bits | None = None
+    kv: Bits | None = None
+    solver: Solver | None = None
+    target: Literal["portable", "ort", "genai"] = "ort"
+    provider: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    kernels: Literal["graphrot", "ort"] = "ort"
+    certificate: Literal["full", "layers"] | None = "full"
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether any number of the model is rounded."""
+        return any(v is not None for v in (self.weights, self.embedding, self.head, self.activations, self.kv))
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The kinds of sites to rotate.
+
+        R3 helps only a quantized cache and costs a transform, so it is in where nothing is quantized
+        (rotate-only), where the cache is, or where ``only`` names it.
+        """
+        if self.rotations is None:
+            return ()
+        if self.only is not None:
+            return self.only
+        if self.kv is not None or not self.quantizes:
+            return ("R1", "R2", "R3", "R4")
+        return ("R1", "R2", "R4")
+
+    @property
+    def weight_bits(self) -> Literal[4, 8] | None:
+        return None if self.weights is None else _bits(self.weights)
+
+    @property
+    def activation_bits(self) -> Literal[4, 8] | None:
+        return None if self.activations is None else _bits(self.activations)
+
+    @property
+    def embedding_bits(self) -> Literal[4, 8] | None:
+        return None if self.embedding is None else _bits(self.embedding)
+
+    @property
+    def head_bits(self) -> Literal[4, 8] | None:
+        return None if self.head is None else _bits(self.head)
+
+    @property
+    def group_size(self) -> int | None:
+        """Group length along the input, None per output channel (or no quantized weights)."""
+        return self.group if isinstance(self.group, int) else None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for field, values, reason, do in UNAVAILABLE:
+            if getattr(self, field) in values:
+                raise _refuse(f"{field} {getattr(self, field)}: {reason}", field, do)
+        self._check_rotations()
+        self._check_weights()
+        return self
+
+    def _check_rotations(self) -> None:
+        if self.rotations is None and self.only is not None:
+            raise _refuse("'only' names rotations, but rotations are none", "only", "give one of the two")
+        if self.rotations == "random" and self.seed is None:
+            raise _refuse("A random rotation needs a seed", "seed", "give --seed N")
+        if self.only is not None and not self.only:
+            raise _refuse("'only' names no site", "only", "name some of R1, R2, R3, R4, or use --rotations none")
+        if self.only is not None and len(set(self.only)) != len(self.only):
+            raise _refuse("'only' names a site twice", "only", "name each site once")
+        if self.only is not None and "O" in self.only:
+            raise _refuse(
+                "only O: the rotation across heads before the output projection is not available in this version",
+                "only",
+                "name some of R1, R2, R3, R4",
+            )
+        if self.rotations is None and not self.quantizes:
+            raise _refuse(
+                "Nothing to do: rotations are none and nothing is quantized", "rotations", "ask for one of the two"
+            )
+
+    def _check_weights(self) -> None:
+        if self.weights is None:
+            for field in ("group", "solver", "symmetric"):
+                if getattr(self, field) is not None:
+                    raise _refuse(
+                        f"{field} {str(getattr(self, field)).lower()} says how weights are quantized, but weights are none",
+                        field,
+                        f"leave {field} out, or ask for weights int4 or int8",
+                    )
+            return
+        for field in ("group", "solver", "symmetric"):
+            if getattr(self, field) is None:
+                raise _refuse(f"weights {self.weights} need a {field}", field, f"give {field}")
+
+
+def _refuse(what: str, field: str, do: str) -> UsageError:
+    return UsageError(what, where=f"recipe field {field!r}", do=do)
+
+
+def _bits(word: Bits) -> Literal[4, 8]:
+    return 4 if word == "int4" else 8
+
+
+def resolve_recipe(spec: str | Path | Mapping[str, Any] | Recipe | None = None, **overrides: Any) -> Recipe:
+    """Make the recipe of one conversion.
+
+    Args:
+        spec: a name (:data:`NAMED`), a YAML or JSON file, a mapping of fields, or a recipe; None: the default.
+        overrides: fields that replace the recipe's. A field given here is checked as strictly as one in a
+            file; fields that only made sense with a value that an override took away go with it (``weights=None``
+            also drops the recipe's group, solver, symmetric, embedding and head).
+
+    Returns:
+        A complete recipe; its name gets a ``+`` where options changed it.
+
+    Raises:
+        UsageError: unknown name, key or value, a contradiction, or something this version does not have.
+    """
+    name, fields = _base(spec)
+    given = {key: _plain(key, value) for key, value in overrides.items()}
+    merged = {**fields, **given}
+    if merged.get("weights") is not None:
+        merged = {**_WITH_WEIGHTS, **merged}
+    elif "weights" in given:
+        merged = {key: value for key, value in merged.items() if key not in _WITH_WEIGHTS or key in given}
+    if "rotations" in given and given["rotations"] is None and "only" not in given:
+        merged.pop("only", None)
+    merged.setdefault("name", f"{name.rstrip('+')}+" if given else name)
+    try:
+        return Recipe.model_validate(merged)
+    except ValidationError as error:
+        raise _readable(error) from None
+
+
+def _base(spec: str | Path | Mapping[str, Any] | Recipe | None) -> tuple[str, dict[str, Any]]:
+    if spec is None:
+        spec = DEFAULT_RECIPE
+    if isinstance(spec, Recipe):
+        fields = spec.model_dump(exclude={"name"})
+        if spec.weights is None:
+            fields = {key: value for key, value in fields.items() if key not in _WITH_WEIGHTS or value is not None}
+        return spec.name, fields
+    if isinstance(spec, Mapping):
+        return "custom", {key: _plain(key, value) for key, value in spec.items()}
+    if isinstance(spec, str) and spec in NAMED:
+        return spec, dict(NAMED[spec])
+    path = Path(spec)
+    if path.suffix.lower() in (".yaml", ".yml", ".json"):
+        return path.stem, _read(path)
+    raise UsageError(
+        f"There is no recipe {str(spec)!r}",
+        where="--recipe",
+        do=f"name one of {', '.join(NAMED)}, or give a .yaml or .json file",
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError("The recipe file cannot be read", where=str(path), why=str(error)) from None
+    try:
+        content = json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise UsageError("The recipe file is not valid YAML or JSON", where=str(path), why=str(error)) from None
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise UsageError("A recipe file holds one mapping of field names to values", where=str(path))
+    base = content.pop("recipe", None)
+    fields = {key: _plain(key, value) for key, value in content.items()}
+    if base is None:
+        return fields
+    if not isinstance(base, str) or base not in NAMED:
+        raise UsageError(
+            f"The recipe file builds on an unknown recipe {base!r}",
+            where=str(path),
+            do=f"name one of {', '.join(NAMED)}",
+        )
+    return {**NAMED[base], **fields}
+
+
+def _plain(key: str, value: Any) -> Any:
+    """Words of files and of the command line -> Python: none and off, numbers of groups, lists of sites."""
+    if value == "none" or (key == "certificate" and value in ("off", False)):
+        return None
+    if key == "group" and isinstance(value, str) and value.isdigit():
+        return int(value)
+    if key == "only" and isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if key == "rotations" and isinstance(value, str) and value.endswith(".safetensors"):
+        raise _refuse(
+            f"rotations {value}: rotations from a file are not available in this version",
+            "rotations",
+            "use hadamard, random, block-hadamard or none",
+        )
+    return value
+
+
+def _readable(error: ValidationError) -> UsageError:
+    """Turn pydantic's report into one line per field."""
+    by_field: dict[str, list[str]] = {}
+    for item in error.errors():
+        field = str(item["loc"][0]) if item["loc"] else "recipe"
+        if item["type"] == "extra_forbidden":
+            message = f"unknown key (known: {', '.join(Recipe.model_fields)})"
+        else:
+            message = f"{item['msg']} (got {item['input']!r})"
+        by_field.setdefault(field, []).append(message)
+    lines = [f"{field}: {messages[-1]}" for field, messages in by_field.items()]
+    return UsageError("The recipe is not valid", where="; ".join(lines), do="see the table of recipes in the README")
