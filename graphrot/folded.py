@@ -1,0 +1,217 @@
+"""Weights with pending edits: every pass adds to the list, numbers are made once, in float64.
+
+A weight that takes a gain, then R1 on one side and R2 on the other would be rounded three times if
+each pass wrote numbers. A :class:`FoldedTensor` keeps the original (memory-mapped) tensor and the
+edits instead; reading it applies all of them in float64 and casts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import onnx_ir as ir
+
+from graphrot.analysis.types import Runs, decode_runs
+from graphrot.errors import InputRefused
+from graphrot.graph import WeightStore, add_initializer, is_constant, iter_values, read_constant, unique_name
+from graphrot.plan.types import MatrixRef
+from graphrot.rotation.orthogonal import build_matrix
+
+_CHUNK = 4_000_000
+"""Elements of a weight that are worked on at once (32 MB of float64)."""
+
+
+class Edit(Protocol):
+    """One linear change of an operand along ``axis``; ``key`` is equal for equal edits."""
+
+    @property
+    def axis(self) -> int: ...
+
+    @property
+    def key(self) -> tuple[object, ...]: ...
+
+    def apply(self, array: np.ndarray) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Multiply position ``i`` of ``axis`` by ``factors[i]`` (float64)."""
+
+    axis: int
+    factors: tuple[float, ...]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return ("scale", self.axis, self.factors)
+
+    def apply(self, array: np.ndarray) -> np.ndarray:
+        shape = [1] * array.ndim
+        shape[self.axis] = len(self.factors)
+        return array * np.asarray(self.factors, dtype=np.float64).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Add ``values[i]`` (float64) to position ``i`` of ``axis``: a bias takes up a folded shift."""
+
+    axis: int
+    values: tuple[float, ...]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return ("shift", self.axis, self.values)
+
+    def apply(self, array: np.ndarray) -> np.ndarray:
+        shape = [1] * array.ndim
+        shape[self.axis] = len(self.values)
+        return array + np.asarray(self.values, dtype=np.float64).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Rotate:
+    """``v <- v @ Q`` for each vector formed by a group of positions along ``axis``.
+
+    This serves producers (``W @ Q``) and consumers (``Q.T @ W``) alike.
+    """
+
+    axis: int
+    groups: tuple[Runs, ...]
+    matrix: MatrixRef
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return ("rotate", self.axis, self.groups, self.matrix)
+
+    def apply(self, array: np.ndarray) -> np.ndarray:
+        index = np.asarray([decode_runs(group) for group in self.groups], dtype=np.int64)
+        if np.unique(index).size != index.size:
+            raise InputRefused("A channel stands in two blocks of one rotation", where=f"axis {self.axis}")
+        moved = np.moveaxis(array, self.axis, -1)
+        result = np.array(moved, dtype=np.float64, order="C")
+        result[..., index] = build_matrix(self.matrix).rotate(moved[..., index], -1)
+        return np.moveaxis(result, -1, self.axis)
+
+
+class FoldedTensor(ir.LazyTensor):
+    """A tensor made from ``base`` by ``edits``, in float64, with one cast at the end."""
+
+    def __init__(self, base: ir.TensorProtocol, edits: tuple[Edit, ...], name: str) -> None:
+        self.base = base
+        self.edits = edits
+        super().__init__(self._make, base.dtype, ir.Shape(base.shape), cache=False, name=name)
+
+    def _make(self) -> ir.TensorProtocol:
+        source = self.base.numpy()
+        result = np.empty(source.shape, dtype=source.dtype)
+        for part in _parts(source.shape, {edit.axis for edit in self.edits}):
+            work = source[part].astype(np.float64)
+            for edit in self.edits:
+                work = edit.apply(work)
+            result[part] = work.astype(source.dtype)
+        return ir.tensor(result, dtype=self.dtype, name=self.name)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for tensors that are made from the same base by the same edits."""
+        return (id(self.base), *(edit.key for edit in self.edits))
+
+    def exact(self, part: tuple[slice, ...] = ()) -> np.ndarray:
+        """The numbers in float64, before the cast; ``part`` may cut along axes that no edit touches."""
+        work = self.base.numpy()[part].astype(np.float64)
+        for edit in self.edits:
+            work = edit.apply(work)
+        return work
+
+
+def _parts(shape: tuple[int, ...], edited: set[int]) -> Iterator[tuple[slice, ...]]:
+    """Cut along an axis that no edit touches, so that the float64 work stays small."""
+    free = [axis for axis in range(len(shape)) if axis not in edited and shape[axis] > 1]
+    if not free:
+        yield (slice(None),) * len(shape)
+        return
+    axis = max(free, key=lambda a: shape[a])
+    size = int(np.prod(shape, dtype=np.int64))
+    step = max(1, _CHUNK * shape[axis] // max(size, 1))
+    for start in range(0, shape[axis], step):
+        yield (slice(None),) * axis + (slice(start, start + step),)
+
+
+def exact_numbers(value: ir.Value) -> np.ndarray:
+    """A constant operand in float64; pending edits are applied without an intermediate cast."""
+    if isinstance(value.const_value, FoldedTensor):
+        return value.const_value.exact()
+    return read_constant(value).astype(np.float64)
+
+
+def exact_sample(value: ir.Value, axis: int, *, count: int = 257) -> np.ndarray:
+    """About ``count`` evenly spaced slices along ``axis`` (which no edit may touch), in float64."""
+    assert value.shape is not None
+    step = max(1, int(value.shape[axis]) // count)
+    part = (slice(None),) * axis + (slice(None, None, step),)
+    if isinstance(value.const_value, FoldedTensor):
+        return value.const_value.exact(part)
+    return read_constant(value)[part].astype(np.float64)
+
+
+def edit_operand(model: ir.Model, node: ir.Node, index: int, edit: Edit, names: set[str]) -> ir.Value:
+    """Give ``node`` a new operand with one more edit. The old one stays for its other users.
+
+    Args:
+        model: the model that owns ``node``.
+        index: which input of ``node``.
+        edit: the change.
+        names: all value names in use; the new name is added.
+
+    Returns:
+        The new initializer's value.
+
+    Raises:
+        InputRefused: the operand is not constant.
+    """
+    value = node.inputs[index]
+    if value is None or not is_constant(value):
+        raise InputRefused(
+            "A weight was expected to be constant and is computed at run time",
+            where=f"input {index} of the {node.op_type} that makes {node.outputs[0].name!r}",
+        )
+    content = value.const_value
+    if isinstance(content, FoldedTensor):
+        base, edits = content.base, content.edits
+    else:
+        base = content if content is not None else ir.tensor(np.ascontiguousarray(read_constant(value)))
+        edits = ()
+    name = unique_name(names, f"{(value.name or 'weight').partition('__rot')[0]}__rot")
+    fresh = add_initializer(model, name, FoldedTensor(base, (*edits, edit), name))
+    node.replace_input_with(index, fresh)
+    if not value.uses() and value.is_initializer() and not value.is_graph_output() and value.name:
+        del model.graph.initializers[value.name]
+    return fresh
+
+
+def materialize(model: ir.Model, store: WeightStore) -> int:
+    """Turn every pending tensor into numbers in ``store``; equal ones become one initializer.
+
+    Returns:
+        How many tensors were written.
+    """
+    made: dict[tuple[object, ...], ir.Value] = {}
+    for name, value in list(model.graph.initializers.items()):
+        content = value.const_value
+        if not isinstance(content, FoldedTensor):
+            continue
+        twin = made.get(content.key)
+        if twin is not None:
+            value.replace_all_uses_with(twin)
+            del model.graph.initializers[name]
+            continue
+        value.const_value = store.put(name, content.numpy(), content.dtype)
+        made[content.key] = value
+    return len(made)
+
+
+def used_names(model: ir.Model) -> set[str]:
+    """All value names of the main graph."""
+    return {value.name for value in iter_values(model) if value.name}

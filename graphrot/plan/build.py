@@ -1,0 +1,113 @@
+"""The one place that decides: facts and the user's wishes become a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from graphrot.analysis.types import Facts, GainFold, RotationSpace, SpaceKind, TiedHead
+from graphrot.plan.tie import matrix_name, redirect, touches_head
+from graphrot.plan.types import MatrixRef, Rotation, RotationPlan
+from graphrot.rotation.orthogonal import choose_matrix
+
+_KIND_NUMBER: dict[SpaceKind, int] = {"R1": 1, "R2": 2, "R3": 3, "R4": 4, "O": 5, "other": 6}
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What the plan needs to know of the recipe.
+
+    Args:
+        kinds: the kinds of spaces to rotate.
+        rotations: the matrices of merged spaces; online ones are always plain Hadamard transforms,
+            because they must be fast (QuaRot, section 4).
+        seed: seed of signs and random matrices.
+        embedding_bits: 8 or 4, or None for float.
+        head_bits: likewise.
+        recipe: the whole recipe, kept in the plan as a record.
+    """
+
+    kinds: tuple[SpaceKind, ...]
+    rotations: Literal["hadamard", "random", "block-hadamard"] | None
+    seed: int = 0
+    embedding_bits: int | None = None
+    head_bits: int | None = None
+    recipe: dict[str, Any] = field(default_factory=dict)
+
+
+def build_plan(facts: Facts, request: PlanRequest, *, source_hash: str) -> RotationPlan:
+    """Choose rotations, gain folds and the fate of a tied table.
+
+    Args:
+        facts: what the analysis found.
+        request: what is asked for.
+        source_hash: sha256 of the source, kept in the plan.
+
+    Returns:
+        A plan that takes every space of the wanted kinds; the analysis' refusals of those kinds are
+        carried along.
+    """
+    rotations: list[Rotation] = []
+    if request.rotations is not None:
+        for space in facts.spaces:
+            if space.kind in request.kinds:
+                rotations.append(
+                    Rotation(space=space, matrix=_matrix(space, request), placement=space.placement)
+                )
+    gains = _needed_gains(facts.gains, rotations)
+    tie = _keep_tied(facts.tied, request, rotations, gains)
+    taken = tuple(rotations)
+    matrix = None
+    if tie is not None and touches_head(tie, gains, taken):
+        matrix = matrix_name(tie)
+        gains, taken = redirect(tie, gains, taken)
+    return RotationPlan(
+        source_hash=source_hash,
+        recipe=request.recipe,
+        gain_folds=gains,
+        rotations=taken,
+        refusals=tuple(r for r in facts.refused if r.kind in request.kinds),
+        tie=tie,
+        tie_matrix=matrix,
+        untie=facts.tied is not None and tie is None,
+    )
+
+
+def _matrix(space: RotationSpace, request: PlanRequest) -> MatrixRef:
+    if space.placement == "online":
+        return choose_matrix(space.dim, rotations="hadamard", seed=None, mean_preserving=space.mean_preserving)
+    assert request.rotations is not None
+    number = int(space.id.rpartition(".")[2]) if "." in space.id else 0
+    entropy = (request.seed, _KIND_NUMBER[space.kind], number)
+    seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+    return choose_matrix(space.dim, rotations=request.rotations, seed=seed, mean_preserving=space.mean_preserving)
+
+
+def _needed_gains(gains: Sequence[GainFold], rotations: Sequence[Rotation]) -> tuple[GainFold, ...]:
+    """The folds in the way of a chosen rotation: those that share a consumer with it.
+
+    Folding a gain without need makes 4-bit grids worse, so the others stay where they are.
+    """
+    rotated = {(use.node, use.input) for rotation in rotations for use in rotation.space.consumers}
+    return tuple(g for g in gains if any((c.use.node, c.use.input) in rotated for c in g.consumers))
+
+
+def _keep_tied(
+    tied: TiedHead | None, request: PlanRequest, rotations: Sequence[Rotation], gains: Sequence[GainFold]
+) -> TiedHead | None:
+    """Keep one table for embedding and head where that gives the smaller file.
+
+    A shared table needs equal bits on both sides and, once the head's side has its own gain or basis,
+    a float ``[D, D]`` matrix in front of the head.
+    """
+    if tied is None or request.embedding_bits != request.head_bits:
+        return None
+    if not touches_head(tied, gains, rotations):
+        return tied
+    bits = request.head_bits or 32
+    table_bytes = tied.embedding.rows * tied.embedding.dim * bits / 8
+    matrix_bytes = tied.embedding.dim**2 * 4
+    return tied if matrix_bytes < table_bytes else None

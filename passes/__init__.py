@@ -1,0 +1,32 @@
+"""The graph-rewrite passes, one a file, in the order in which they run.
+
+1. :class:`~graphrot.passes.tie_table.TieTable`
+2. :class:`~graphrot.passes.fold_gains.FoldGains`
+3. :class:`~graphrot.passes.fold_rotations.FoldRotations`
+4. :class:`~graphrot.passes.insert_online.InsertOnline`
+5. :class:`~graphrot.passes.share_table.ShareTable`
+
+Up to here every pass keeps the model's outputs. The quantizing passes follow.
+"""
+
+from __future__ import annotations
+
+from graphrot.passes.base import GraphPass, PassReport
+from graphrot.passes.fold_gains import FoldGains
+from graphrot.passes.fold_rotations import FoldRotations
+from graphrot.passes.insert_online import InsertOnline
+from graphrot.passes.share_table import ShareTable
+from graphrot.passes.tie_table import TieTable
+
+ROTATION_PASSES: tuple[type[GraphPass], ...] = (TieTable, FoldGains, FoldRotations, InsertOnline, ShareTable)
+
+__all__ = [
+    "ROTATION_PASSES",
+    "FoldGains",
+    "FoldRotations",
+    "GraphPass",
+    "InsertOnline",
+    "PassReport",
+    "ShareTable",
+    "TieTable",
+]

@@ -1,0 +1,153 @@
+"""Move per-channel gains (and shifts) of norms forward into the matmuls that read them.
+
+``norm(x) * gamma @ W = norm(x) @ (diag(gamma) W)``, and a shift ``beta`` becomes ``beta @ W`` in the
+consumer's bias, with the old ``W`` (never divided by gamma, which may be near zero). After this a
+rotation may pass through the norm (QuaRot, section 4.1, arXiv:2404.00456).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from graphrot.analysis.types import GainConsumer, GainFold, decode_runs
+from graphrot.errors import InputRefused
+from graphrot.folded import Scale, Shift, edit_operand, exact_numbers, used_names
+from graphrot.graph import add_initializer, drop_unused_initializers, is_constant, node_of, read_constant, unique_name, value_map
+from graphrot.passes.base import GraphPass
+
+SHIFT_BIAS = "graphrot.shift_bias"
+"""``node.meta`` key: first output of the Add that was put behind a matmul for a folded shift."""
+
+
+class FoldGains(GraphPass):
+    """Fold every gain of the plan.
+
+    1. ``norm``: the norm's gain becomes ones and its shift zeros, as new initializers (an all-ones
+       gain may be shared between norms, and is left alone by others).
+    2. ``mul``: the Mul, and the Add of the shift behind it, are bypassed and removed.
+    3. Consumers: ``W[p] *= gain[index(p)]``; the shift goes into the bias of a Gemm, of the Add that
+       follows a MatMul, or into a new Add.
+    """
+
+    def apply(self, model: ir.Model, done: set[str]) -> None:
+        names = used_names(model)
+        for fold in self.plan.gain_folds:
+            if fold.node in done:
+                self.report.skipped.append((fold.node, "folded already"))
+                continue
+            self._fold(model, fold, names)
+            done.add(fold.node)
+            self.report.changed.append(fold.node)
+        drop_unused_initializers(model)
+
+    def _fold(self, model: ir.Model, fold: GainFold, names: set[str]) -> None:
+        values = value_map(model)
+        node = node_of(values, fold.node)
+        gain = exact_numbers(_operand(node, fold.gain_input)).reshape(-1)
+        shift = None
+        if fold.shift is not None:
+            assert fold.shift_node is not None and fold.shift_input is not None
+            shift = exact_numbers(_operand(node_of(values, fold.shift_node), fold.shift_input)).reshape(-1)
+        for consumer in fold.consumers:
+            self._consume(model, consumer, gain, shift, values, names)
+        if fold.form == "norm":
+            _neutral(model, node, fold.gain_input, 1.0, names)
+            if fold.shift_input is not None:
+                _neutral(model, node, fold.shift_input, 0.0, names)
+            return
+        if fold.shift_node is not None:
+            assert fold.shift_input is not None
+            _bypass(model, node_of(values, fold.shift_node), fold.shift_input)
+        _bypass(model, node, fold.gain_input)
+
+    def _consume(
+        self,
+        model: ir.Model,
+        consumer: GainConsumer,
+        gain: np.ndarray,
+        shift: np.ndarray | None,
+        values: dict[str, ir.Value],
+        names: set[str],
+    ) -> None:
+        use = consumer.use
+        node = node_of(values, use.node)
+        index = np.asarray(decode_runs(consumer.index), dtype=np.int64)
+        if shift is not None:
+            weight = exact_numbers(_operand(node, use.input))
+            if weight.ndim != 2:
+                raise InputRefused(
+                    "A shift cannot be folded into an operand that is not a matrix",
+                    where=f"input {use.input} of the {node.op_type} that makes {use.node!r}, shape {list(weight.shape)}",
+                )
+            full = shift if shift.size > 1 else np.repeat(shift, int(index.max()) + 1)
+            extra = np.tensordot(full[index], weight, axes=([0], [use.axis]))
+            _add_bias(model, node, extra, names)
+        factors = gain[index] if gain.size > 1 else np.repeat(gain, index.size)
+        edit_operand(model, node, use.input, Scale(use.axis, tuple(float(f) for f in factors)), names)
+
+
+def _operand(node: ir.Node, index: int) -> ir.Value:
+    value = node.inputs[index]
+    if value is None:
+        raise InputRefused("The plan names an operand that is absent", where=f"input {index} of {node.outputs[0].name!r}")
+    return value
+
+
+def _neutral(model: ir.Model, node: ir.Node, index: int, number: float, names: set[str]) -> None:
+    old = _operand(node, index)
+    numbers = read_constant(old)
+    fresh = add_initializer(
+        model, unique_name(names, f"{old.name}__neutral"), np.full(numbers.shape, number, dtype=numbers.dtype)
+    )
+    node.replace_input_with(index, fresh)
+
+
+def _bypass(model: ir.Model, node: ir.Node, constant_input: int) -> None:
+    """Remove a two-input node whose other input takes over its users."""
+    kept = node.inputs[1 - constant_input]
+    assert kept is not None
+    node.outputs[0].replace_all_uses_with(kept)
+    model.graph.remove(node, safe=True)
+
+
+def _add_bias(model: ir.Model, node: ir.Node, extra: np.ndarray, names: set[str]) -> None:
+    edit = Shift(0, tuple(float(e) for e in extra.reshape(-1)))
+    if node.op_type == "Gemm":
+        if len(node.inputs) > 2 and node.inputs[2] is not None:
+            bias = node.inputs[2]
+            if is_constant(bias) and read_constant(bias).shape == extra.shape:
+                edit_operand(model, node, 2, edit, names)
+                return
+        elif node.attributes.get("beta") is None or node.attributes["beta"].as_float() == 1.0:
+            fresh = add_initializer(model, unique_name(names, f"{node.outputs[0].name}__shift"), _as_weight(node, extra))
+            node.resize_inputs(3)
+            node.replace_input_with(2, fresh)
+            return
+    output = node.outputs[0]
+    users = list(output.uses())
+    if len(users) == 1 and users[0].node.op_type == "Add" and not output.is_graph_output():
+        add, position = users[0].node, users[0].idx
+        other = add.inputs[1 - position]
+        if other is not None and is_constant(other) and read_constant(other).shape == extra.shape:
+            edit_operand(model, add, 1 - position, edit, names)
+            return
+    _insert_add(model, node, extra, names)
+
+
+def _as_weight(node: ir.Node, array: np.ndarray) -> np.ndarray:
+    weight = _operand(node, 1)
+    return array.astype(read_constant(weight).dtype)
+
+
+def _insert_add(model: ir.Model, node: ir.Node, extra: np.ndarray, names: set[str]) -> None:
+    output = node.outputs[0]
+    bias = add_initializer(model, unique_name(names, f"{output.name}__shift"), _as_weight(node, extra))
+    add = ir.node("Add", [output, bias], name=unique_name(names, f"{output.name}__add_shift"))
+    result = add.outputs[0]
+    result.name = unique_name(names, f"{output.name}__shifted")
+    result.type, result.shape = output.type, output.shape
+    output.replace_all_uses_with(result, replace_graph_outputs=True)
+    add.replace_input_with(0, output)
+    model.graph.insert_after(node, add)
+    node.meta[SHIFT_BIAS] = result.name
