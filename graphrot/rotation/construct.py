@@ -144,7 +144,8 @@ def _williamson_rows(m: int, orbits: list[NDArray[np.int64]]) -> NDArray[np.int6
         j = order[found[i]]
         four = np.array([first[i], second[i], first[j], second[j]])
         if not correlation[four].sum(axis=0).any():
-            return rows[four]
+            found_rows: NDArray[np.int64] = rows[four]
+            return found_rows
     return None
 
 

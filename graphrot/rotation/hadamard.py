@@ -147,12 +147,19 @@ def _transform_rows(rows: Float64Array, split: Decomposition, *, transpose: bool
 
 
 def transform(
-    array: ArrayLike, split: Decomposition, *, axis: int = -1, scale: float | None = None, transpose: bool = False
+    array: ArrayLike,
+    split: Decomposition,
+    *,
+    axis: int = -1,
+    scale: float | None = None,
+    transpose: bool = False,
+    signs: Float64Array | None = None,
 ) -> Float64Array:
-    """Every vector v along ``axis`` becomes ``scale * v @ (F (x) S)``.
+    """Every vector v along ``axis`` becomes ``scale * (v * signs) @ (F (x) S)``.
 
-    The default scale 1/sqrt(size) makes the transform orthogonal, and ``transpose=True`` its inverse.
-    Works in chunks of a few MiB; the n x n matrix is never formed.
+    The default scale 1/sqrt(size) makes the transform orthogonal, and ``transpose=True`` its inverse,
+    ``scale * (v @ (F (x) S).T) * signs``. Works in chunks of a few MiB; the n x n matrix is never formed,
+    and no other copy of the array is made.
 
     Args:
         array: floats of any dtype; ``axis`` holds ``blocks * split.size`` elements, transformed block by block.
@@ -160,6 +167,7 @@ def transform(
         axis: where the vectors lie.
         scale: factor on the result.
         transpose: use the transposed matrix.
+        signs: one factor per element of the axis; None: ones.
 
     Returns:
         A new float64 array of the same shape (contiguous with ``axis`` moved last).
@@ -171,19 +179,22 @@ def transform(
     width = source.shape[-1]
     if width % split.size:
         raise UsageError(
-            f"A transform of size {split.size} cannot act on {width} channels", where=f"axis {axis} of shape {np.shape(array)}"
+            f"A transform of size {split.size} cannot act on {width} channels",
+            where=f"axis {axis} of shape {np.shape(array)}",
         )
     factor = split.size**-0.5 if scale is None else scale
     result = np.empty(source.shape, np.float64)
     rows_in, rows_out = source.reshape(-1, width), result.reshape(-1, width)
     step = max(1, _CHUNK // max(width, 1))
     for start in range(0, len(rows_out), step):
-        chunk = rows_in[start : start + step].astype(np.float64, order="C").reshape(-1, split.size)
-        chunk *= factor
-        rows_out[start : start + step] = _transform_rows(chunk, split, transpose=transpose).reshape(-1, width)
+        chunk = rows_in[start : start + step].astype(np.float64, order="C")
+        chunk *= factor if signs is None or transpose else factor * signs
+        done = _transform_rows(chunk.reshape(-1, split.size), split, transpose=transpose).reshape(-1, width)
+        rows_out[start : start + step] = done * signs if signs is not None and transpose else done
     return np.moveaxis(result, -1, axis)
 
 
 def dense(split: Decomposition) -> Float64Array:
     """The orthogonal matrix ``(F (x) S) / sqrt(size)`` written out, ``[size, size] float64``."""
-    return np.kron(factor_matrix(split).astype(np.float64), sylvester(split.levels).astype(np.float64)) * split.size**-0.5
+    factor = factor_matrix(split).astype(np.float64) * split.size**-0.5
+    return np.asarray(np.kron(factor, sylvester(split.levels).astype(np.float64)), np.float64)

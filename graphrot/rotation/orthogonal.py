@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -51,7 +51,7 @@ class Orthogonal(ABC):
         """Q written out, ``[dim, dim] float64``."""
         return self.rotate(np.eye(self.dim), 1)
 
-    def _check(self, array: ArrayLike, axis: int) -> NDArray[np.generic]:
+    def _check(self, array: ArrayLike, axis: int) -> NDArray[Any]:
         checked = np.asarray(array)
         if checked.shape[axis] != self.dim:
             raise UsageError(
@@ -59,13 +59,6 @@ class Orthogonal(ABC):
                 where=f"axis {axis} of shape {checked.shape}",
             )
         return checked
-
-
-def _along(vector: Float64Array, ndim: int, axis: int) -> Float64Array:
-    """``vector`` shaped to multiply along ``axis`` of an array with ``ndim`` axes."""
-    shape = [1] * ndim
-    shape[axis] = len(vector)
-    return vector.reshape(shape)
 
 
 class SignedHadamard(Orthogonal):
@@ -77,16 +70,10 @@ class SignedHadamard(Orthogonal):
         self.signs = signs
 
     def rotate(self, array: ArrayLike, axis: int) -> Float64Array:
-        checked = self._check(array, axis)
-        if self.signs is not None:
-            checked = checked * _along(self.signs, checked.ndim, axis)
-        return transform(checked, self.split, axis=axis)
+        return transform(self._check(array, axis), self.split, axis=axis, signs=self.signs)
 
     def rotate_back(self, array: ArrayLike, axis: int) -> Float64Array:
-        result = transform(self._check(array, axis), self.split, axis=axis, transpose=True)
-        if self.signs is not None:
-            result *= _along(self.signs, result.ndim, axis)
-        return result
+        return transform(self._check(array, axis), self.split, axis=axis, transpose=True, signs=self.signs)
 
 
 class MeanPreservingHadamard(Orthogonal):
@@ -99,19 +86,25 @@ class MeanPreservingHadamard(Orthogonal):
         self.dim = dim
         self.split = split
         first_row = np.kron(np.sign(factor_matrix(split)[0].astype(np.float64)), np.ones(1 << split.levels))
-        self._columns = np.tile(first_row, dim // split.size)
+        self._columns: Float64Array = np.tile(first_row, dim // split.size)
         self._signs = signs.copy()
         self._signs[:: split.size] = 1.0
 
     def rotate(self, array: ArrayLike, axis: int) -> Float64Array:
-        checked = self._check(array, axis)
-        columns = _along(self._columns, checked.ndim, axis)
-        middle = transform(checked * columns, self.split, axis=axis, transpose=True)
-        middle *= _along(self._signs, middle.ndim, axis)
-        return transform(middle, self.split, axis=axis) * columns
+        # G = H @ diag(columns): v @ G.T multiplies first, v @ G last.
+        middle = transform(
+            self._times(self._check(array, axis), self._columns, axis), self.split, axis=axis, transpose=True
+        )
+        return self._times(transform(middle, self.split, axis=axis, signs=self._signs), self._columns, axis)
 
     def rotate_back(self, array: ArrayLike, axis: int) -> Float64Array:
         return self.rotate(array, axis)
+
+    @staticmethod
+    def _times(array: NDArray[Any], vector: Float64Array, axis: int) -> Float64Array:
+        shape = [1] * array.ndim
+        shape[axis] = len(vector)
+        return np.asarray(array * vector.reshape(shape), np.float64)
 
 
 class DenseOrthogonal(Orthogonal):
@@ -132,7 +125,8 @@ class DenseOrthogonal(Orthogonal):
 
     def _apply(self, array: ArrayLike, axis: int, matrix: Float64Array) -> Float64Array:
         rows = np.moveaxis(self._check(array, axis), axis, -1)
-        return np.moveaxis(rows.astype(np.float64) @ matrix, -1, axis)
+        product: Float64Array = rows.astype(np.float64) @ matrix
+        return np.moveaxis(product, -1, axis)
 
 
 def choose_matrix(dim: int, *, rotations: RotationKind, seed: int | None, mean_preserving: bool = False) -> MatrixRef:
@@ -204,7 +198,9 @@ def reference_split(ref: MatrixRef) -> Decomposition:
     else:
         raise UsageError(f"A matrix of construction {ref.construction!r} has no fast transform")
     if split is None:
-        raise UsageError(f"No Hadamard matrix of size {ref.block or ref.dim} can be constructed", where="matrix reference")
+        raise UsageError(
+            f"No Hadamard matrix of size {ref.block or ref.dim} can be constructed", where="matrix reference"
+        )
     return split
 
 
@@ -234,7 +230,7 @@ def random_signs(count: int, seed: int) -> Float64Array:
     """``[count]`` of +-1 from the raw bits of PCG64, whose stream is the same on every platform and NumPy."""
     words = np.random.PCG64(seed).random_raw(-(-count // 64)).astype("<u8")
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:count]
-    return 1.0 - 2.0 * bits
+    return 1.0 - 2.0 * bits.astype(np.float64)
 
 
 def _haar(dim: int, generator: np.random.Generator) -> Float64Array:
@@ -273,13 +269,17 @@ def _read_matrix(ref: MatrixRef) -> Float64Array:
     except SafetensorError as error:
         raise InputRefused("The file with the rotations cannot be read", where=where, why=str(error)) from error
     if matrix.shape != (ref.dim, ref.dim):
-        raise InputRefused(f"The matrix has shape {matrix.shape}, and the model needs {(ref.dim, ref.dim)}", where=where)
+        raise InputRefused(
+            f"The matrix has shape {matrix.shape}, and the model needs {(ref.dim, ref.dim)}", where=where
+        )
     left, singular, right = np.linalg.svd(matrix) if np.isfinite(matrix).all() else (matrix, np.array([np.inf]), matrix)
     if np.abs(singular - 1.0).max() > _FILE_TOLERANCE:
         raise InputRefused("The matrix is not orthogonal", where=where, why=f"a singular value is {singular.max():.6g}")
     nearest = np.asarray(left @ right, np.float64)
     if ref.mean_preserving and np.abs(nearest @ np.ones(ref.dim) - 1.0).max() > 1e-10:
         raise InputRefused(
-            "The matrix does not keep the all-ones vector", where=where, why="a LayerNorm reads the channels it would rotate"
+            "The matrix does not keep the all-ones vector",
+            where=where,
+            why="a LayerNorm reads the channels it would rotate",
         )
     return nearest

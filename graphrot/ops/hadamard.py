@@ -1,0 +1,146 @@
+"""``graphrot::HadamardTransform``: the node, and the function that stands in for the kernel.
+
+Domain ``graphrot``, version 1. One input X ``[..., blocks * size]`` (float, float16 or bfloat16), one
+output of the same shape and type: every block x of ``size`` channels becomes ``x @ (factor (x) S) * scale``
+with Sylvester's S of order ``size / K``, in float32 arithmetic.
+
+The node carries its matrix in small Kronecker factors as attributes, and one model-local function
+refers to them; runtimes that lack the kernel inline the function. Every attribute stands on every
+node: defaults of a function do not reach a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from graphrot.errors import InputRefused, UsageError
+from graphrot.plan.types import MatrixRef
+from graphrot.rotation.hadamard import factor_matrix, sylvester
+from graphrot.rotation.orthogonal import reference_split
+
+DOMAIN = "graphrot"
+VERSION = 1
+OP_TYPE = "HadamardTransform"
+
+ATTRIBUTES = {
+    "size": ir.AttributeType.INT,
+    "construction": ir.AttributeType.STRING,
+    "scale": ir.AttributeType.FLOAT,
+    "factor": ir.AttributeType.TENSOR,
+    "left": ir.AttributeType.TENSOR,
+    "right": ir.AttributeType.TENSOR,
+    "shape": ir.AttributeType.INTS,
+    "shape3": ir.AttributeType.INTS,
+}
+"""All attributes of the node.
+
+``size``: channels per block. ``construction``: name of the factor, for people. ``scale``: 1/sqrt(size).
+``factor``: ``[K, K]``, int8 of +-1, or float32 (Hartley), with ``factor @ factor.T == K * I``.
+``left`` ``[2^a, 2^a]`` and ``right`` ``[2^b, 2^b]``, int8: S = left (x) right.
+``shape``: ``[-1, K, 2^a, 2^b]``. ``shape3``: ``[-1, K, 2^(a+b)]``.
+"""
+
+_OLDEST_OPSET = 15  # CastLike
+
+
+def hadamard_node(x: ir.Value, matrix: MatrixRef, output_name: str) -> ir.Node:
+    """The node that transforms ``x`` by a structured matrix without signs.
+
+    Args:
+        x: ``[..., blocks * size]``; shape and type pass on to the output.
+        matrix: hadamard, hartley or block-hadamard. Signs belong into folds and are refused here.
+        output_name: name of the output; a free name.
+
+    Returns:
+        A node that is in no graph yet, named like its output.
+
+    Raises:
+        UsageError: the matrix has signs, keeps the mean, or is not structured.
+    """
+    if matrix.seed is not None or matrix.mean_preserving:
+        raise UsageError(
+            f"{OP_TYPE} takes no signs",
+            where=f"output {output_name!r}",
+            why="random signs and mean-preserving matrices exist in folded rotations only",
+        )
+    split = reference_split(matrix)
+    factor = factor_matrix(split)
+    left, right = split.levels // 2, split.levels - split.levels // 2
+    attributes = [
+        ir.AttrInt64("size", split.size),
+        ir.AttrString("construction", split.construction),
+        ir.AttrFloat32("scale", split.size**-0.5),
+        ir.AttrTensor("factor", ir.tensor(factor if split.is_hadamard else factor.astype(np.float32))),
+        ir.AttrTensor("left", ir.tensor(sylvester(left))),
+        ir.AttrTensor("right", ir.tensor(sylvester(right))),
+        ir.AttrInt64s("shape", [-1, split.order, 1 << left, 1 << right]),
+        ir.AttrInt64s("shape3", [-1, split.order, 1 << split.levels]),
+    ]
+    output = ir.Value(name=output_name, shape=x.shape, type=x.type)
+    return ir.Node(DOMAIN, OP_TYPE, [x], attributes, outputs=[output], name=output_name)
+
+
+class _Body:
+    """Collects the nodes of a function body."""
+
+    def __init__(self) -> None:
+        self.nodes: list[ir.Node] = []
+
+    def add(self, op_type: str, name: str, inputs: Sequence[ir.Value], attributes: Sequence[ir.Attr] = ()) -> ir.Value:
+        output = ir.Value(name=name)
+        self.nodes.append(ir.Node("", op_type, inputs, attributes, outputs=[output]))
+        return output
+
+    def attribute(self, form: str, name: str) -> ir.Value:
+        """A Constant whose value is the attribute ``name`` of the calling node."""
+        return self.add("Constant", name, [], [ir.RefAttr(form, name, ATTRIBUTES[name])])
+
+    def matrix(self, name: str) -> ir.Value:
+        to_float = ir.AttrInt64("to", ir.DataType.FLOAT)
+        return self.add("Cast", f"{name}_float", [self.attribute("value", name)], [to_float])
+
+
+def hadamard_function(opset: int = 21) -> ir.Function:
+    """The model-local function ``graphrot::HadamardTransform`` in standard operators.
+
+    The scale comes first, so that no sum leaves the range that the result has.
+
+    Args:
+        opset: version of the standard operators, that of the model (15 or later).
+    """
+    body = _Body()
+    x = ir.Value(name="X")
+    as_float = body.add("Cast", "X_float", [x], [ir.AttrInt64("to", ir.DataType.FLOAT)])
+    scaled = body.add("Mul", "X_scaled", [as_float, body.attribute("value_float", "scale")])
+    blocks = body.add("Reshape", "X_blocks", [scaled, body.attribute("value_ints", "shape")])
+    by_right = body.add("MatMul", "Y_right", [blocks, body.matrix("right")])
+    by_left = body.add("MatMul", "Y_left", [body.matrix("left"), by_right])
+    rows = body.add("Reshape", "Y_rows", [by_left, body.attribute("value_ints", "shape3")])
+    transposed = body.add("Transpose", "factor_transposed", [body.matrix("factor")], [ir.AttrInt64s("perm", [1, 0])])
+    by_factor = body.add("MatMul", "Y_factor", [transposed, rows])
+    shape = body.add("Shape", "X_shape", [x])
+    flat = body.add("Reshape", "Y_float", [by_factor, shape], [ir.AttrInt64("allowzero", 1)])
+    y = body.add("CastLike", "Y", [flat, x])
+    graph = ir.Graph([x], [y], nodes=body.nodes, opset_imports={"": opset}, name=OP_TYPE)
+    declared = [ir.Attr(name, kind, None) for name, kind in ATTRIBUTES.items()]
+    return ir.Function(DOMAIN, OP_TYPE, graph=graph, attributes=declared)
+
+
+def ensure_function(model: ir.Model) -> None:
+    """Give the model the function and the import of the domain, unless it has them.
+
+    Raises:
+        InputRefused: the model's standard opset is too old for the function.
+    """
+    opset = model.opset_imports.get("", 0)
+    if opset < _OLDEST_OPSET:
+        raise InputRefused(
+            f"The model uses opset {opset}, and {OP_TYPE} needs {_OLDEST_OPSET} or later", do="export it with a later opset"
+        )
+    model.opset_imports.setdefault(DOMAIN, VERSION)
+    key = (DOMAIN, OP_TYPE, "")
+    if key not in model.functions:
+        model.functions[key] = hadamard_function(opset)
