@@ -74,16 +74,17 @@ class Shift:
 class Rotate:
     """``v <- v @ Q`` for each vector formed by a group of positions along ``axis``.
 
-    This serves producers (``W @ Q``) and consumers (``Q.T @ W``) alike.
+    This serves producers (``W @ Q``) and consumers (``Q.T @ W``) alike. ``inverse`` undoes it.
     """
 
     axis: int
     groups: tuple[Runs, ...]
     matrix: MatrixRef
+    inverse: bool = False
 
     @property
     def key(self) -> tuple[object, ...]:
-        return ("rotate", self.axis, self.groups, self.matrix)
+        return ("rotate", self.axis, self.groups, self.matrix, self.inverse)
 
     def apply(self, array: np.ndarray) -> np.ndarray:
         index = np.asarray([decode_runs(group) for group in self.groups], dtype=np.int64)
@@ -91,7 +92,8 @@ class Rotate:
             raise InputRefused("A channel stands in two blocks of one rotation", where=f"axis {self.axis}")
         moved = np.moveaxis(array, self.axis, -1)
         result = np.array(moved, dtype=np.float64, order="C")
-        result[..., index] = build_matrix(self.matrix).rotate(moved[..., index], -1)
+        matrix = build_matrix(self.matrix)
+        result[..., index] = (matrix.rotate_back if self.inverse else matrix.rotate)(moved[..., index], -1)
         return np.moveaxis(result, -1, self.axis)
 
 
