@@ -67,8 +67,8 @@ class Recipe(BaseModel):
     rotations: Literal["hadamard", "random", "block-hadamard", "auto"] | None = "hadamard"
     only: tuple[Site, ...] | None = None
     """Which sites to rotate; None: what :attr:`sites` says."""
-    seed: int | None = Field(default=0, ge=0, lt=2**32)
-    """Seed of the random signs or matrices; None: no signs (hadamard only)."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Seed of the random signs (hadamard, block-hadamard) or matrices (random)."""
     weights: Bits | None = None
     group: Group | None = None
     """Weights that share a scale: an output channel, or a run of 32, 64 or 128 along the input."""
@@ -137,8 +137,6 @@ class Recipe(BaseModel):
     def _check_rotations(self) -> None:
         if self.rotations is None and self.only is not None:
             raise _refuse("'only' names rotations, but rotations are none", "only", "give one of the two")
-        if self.rotations == "random" and self.seed is None:
-            raise _refuse("A random rotation needs a seed", "seed", "give --seed N")
         if self.only is not None and not self.only:
             raise _refuse("'only' names no site", "only", "name some of R1, R2, R3, R4, or use --rotations none")
         if self.only is not None and len(set(self.only)) != len(self.only):

@@ -1,0 +1,130 @@
+"""``graphrot convert``: rotate and quantize a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from graphrot.cli.output import print_json, size
+from graphrot.cli.progress import StepBars
+from graphrot.recipe import DEFAULT_RECIPE
+
+if TYPE_CHECKING:
+    from graphrot.report.manifest import Manifest
+
+_RECIPE = "Recipe"
+_FILES = "Files"
+
+
+def convert(
+    source: Annotated[str, typer.Argument(help="Hugging Face directory, X.onnx, or 'demo'.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write, or X.onnx.")],
+    recipe: Annotated[str, typer.Option(help="Name, or a YAML or JSON file.")] = DEFAULT_RECIPE,
+    rotations: Annotated[
+        str | None, typer.Option(metavar="hadamard|random|block-hadamard|none", rich_help_panel=_RECIPE)
+    ] = None,
+    only: Annotated[str | None, typer.Option(metavar="R1,R2,R3,R4", rich_help_panel=_RECIPE)] = None,
+    seed: Annotated[int | None, typer.Option(rich_help_panel=_RECIPE)] = None,
+    weights: Annotated[str | None, typer.Option(metavar="none|int8|int4", rich_help_panel=_RECIPE)] = None,
+    group: Annotated[str | None, typer.Option(metavar="channel|32|64|128", rich_help_panel=_RECIPE)] = None,
+    symmetric: Annotated[bool | None, typer.Option("--symmetric/--asymmetric", rich_help_panel=_RECIPE)] = None,
+    embedding: Annotated[str | None, typer.Option(metavar="none|int8|int4", rich_help_panel=_RECIPE)] = None,
+    head: Annotated[str | None, typer.Option(metavar="none|int8|int4", rich_help_panel=_RECIPE)] = None,
+    activations: Annotated[str | None, typer.Option(metavar="none|int8|int4", rich_help_panel=_RECIPE)] = None,
+    kv: Annotated[str | None, typer.Option(metavar="none|int8|int4", rich_help_panel=_RECIPE)] = None,
+    solver: Annotated[str | None, typer.Option(metavar="rtn|clip|gptq", rich_help_panel=_RECIPE)] = None,
+    target: Annotated[str | None, typer.Option(metavar="portable|ort", rich_help_panel=_RECIPE)] = None,
+    provider: Annotated[str | None, typer.Option(metavar="cpu", rich_help_panel=_RECIPE)] = None,
+    dtype: Annotated[str | None, typer.Option(metavar="float32", rich_help_panel=_RECIPE)] = None,
+    kernels: Annotated[str | None, typer.Option(metavar="ort", rich_help_panel=_RECIPE)] = None,
+    certificate: Annotated[str | None, typer.Option(metavar="full|off", rich_help_panel=_RECIPE)] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Text for gptq (default: Python's own help topics).", rich_help_panel=_FILES)
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder with tokenizer.json, for an .onnx source.", rich_help_panel=_FILES)
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="Replay a plan (JSON) instead of making one.", rich_help_panel=_FILES)
+    ] = None,
+    allow_partial: Annotated[
+        bool, typer.Option("--allow-partial", help="Go on where some of the asked rotations are refused.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+) -> None:
+    """Rotate SOURCE, quantize it, check it, and write the result.
+
+    Options replace the recipe's fields; a contradiction is refused.
+    """
+    from graphrot.convert import convert as run
+
+    options: dict[str, Any] = {
+        "rotations": rotations,
+        "only": only,
+        "seed": seed,
+        "weights": weights,
+        "group": group,
+        "symmetric": symmetric,
+        "embedding": embedding,
+        "head": head,
+        "activations": activations,
+        "kv": kv,
+        "solver": solver,
+        "target": target,
+        "provider": provider,
+        "dtype": dtype,
+        "kernels": kernels,
+        "certificate": certificate,
+    }
+    with StepBars() as bars:
+        result = run(
+            source,
+            output=output,
+            recipe=recipe,
+            calibration=calibration,
+            tokenizer=tokenizer,
+            plan=plan,
+            allow_partial=allow_partial,
+            force=force,
+            progress=bars,
+            **{name: value for name, value in options.items() if value is not None},
+        )
+    if as_json:
+        print_json(result.report.model_dump())
+    else:
+        for line in summary(result.report, output):
+            typer.echo(line)
+
+
+def summary(report: Manifest, output: Path) -> list[str]:
+    """The result in a few lines for people."""
+    kinds: dict[str, int] = {}
+    for rotation in report.plan.rotations:
+        kinds[rotation.kind] = kinds.get(rotation.kind, 0) + 1
+    rotated = ", ".join(f"{kind} x{count}" for kind, count in sorted(kinds.items())) or "nothing"
+    lines = [f"written    {output}", f"rotated    {rotated}"]
+    notes = {r.matrix["note"] for r in report.plan.rotations if "note" in r.matrix}
+    lines += [f"note       {note}" for note in sorted(notes)]
+    lines += [f"refused    {r.kind} at {r.node} ({r.op}): {r.reason}" for r in report.plan.refused]
+    certificate = report.certificate
+    if certificate is not None:
+        control = "" if certificate.control_relative is None else f"; one inverse left out: {certificate.control_relative:.1e}"
+        lines.append(
+            f"certified  relative error {certificate.relative:.1e} of {certificate.tolerance:.1e} allowed "
+            f"({certificate.dtype}, {certificate.tokens} tokens, top-1 {certificate.top1:.2%}{control})"
+        )
+    sizes = report.sizes
+    bits = f", {sizes.bits_per_weight:.2f} bits per weight" if report.quantized else ""
+    lines.append(f"size       {size(sizes.source_bytes)} -> {size(sizes.model_bytes)}{bits}")
+    if report.recipe.get("activations") == "int4":
+        lines.append("note       4-bit activations are computed in float here: they run at float speed")
+    if report.recipe.get("target") == "portable" and report.quantized:
+        lines.append(
+            "note       on CPU set session.qdq_matmulnbits_accuracy_level=0, or ONNX Runtime rounds activations to 8 bits"
+        )
+    total = sum(report.seconds.values())
+    lines.append(f"time       {total:.1f} s ({', '.join(f'{step} {t:.1f}' for step, t in report.seconds.items() if t >= 0.05)})")
+    return lines

@@ -1,0 +1,181 @@
+"""Compare the logits of two decoders: prefill from an empty cache, then go on with their own caches.
+
+A rotated cache holds other numbers than the source's, so only caches that a model filled itself can be
+compared, and only by what comes out of them. Every probe therefore runs in pieces.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from graphrot.errors import InputRefused
+from graphrot.progress import Progress, silent
+
+TOLERANCE = {"float32": 1024 * float(np.finfo(np.float32).eps), "float64": 1e-9}
+"""Largest accepted difference, as a part of the largest reference logit (1.2e-4 in float32).
+
+Two float32 runs of one decoder that round in a different basis differ by some tens of units in the last
+place of the largest logit; a left-out inverse differs by the logit itself. 1024 units lie between.
+"""
+
+WINDOW = 256
+"""Tokens of one text probe; the last quarter runs as a second chunk on the model's own cache."""
+
+
+class Decoder(Protocol):
+    """A causal decoder; the cache is whatever ``run`` returned."""
+
+    def run(self, tokens: np.ndarray, cache: Any = None) -> tuple[np.ndarray, Any]:
+        """Tokens ``[B, S] int64`` after ``cache`` (None: empty) -> logits ``[B, S, V]`` and the cache."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Tokens ``[B, T] int64`` that run in two pieces, cut at ``cut``."""
+
+    tokens: np.ndarray
+    cut: int
+
+    @property
+    def count(self) -> int:
+        return int(self.tokens.size)
+
+    def pieces(self) -> tuple[np.ndarray, ...]:
+        return tuple(p for p in (self.tokens[:, : self.cut], self.tokens[:, self.cut :]) if p.shape[1])
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far two models are apart.
+
+    ``scale`` is the largest magnitude of the reference's logits. ``gap`` is the largest distance between
+    the reference's first and second choice at a position where the two models choose differently.
+    """
+
+    max_abs: float
+    scale: float
+    top1: float
+    gap: float
+    tokens: int
+
+    @property
+    def relative(self) -> float:
+        return self.max_abs / self.scale if self.scale > 0 else float(self.max_abs > 0)
+
+    def within(self, tolerance: float) -> bool:
+        """Close enough, and first choices differ only where the reference's own choice was a near tie.
+
+        A difference of ``max_abs`` can swap two logits only where they are closer than twice that.
+        """
+        return self.relative <= tolerance and (self.top1 == 1.0 or self.gap < 2 * self.max_abs)
+
+
+def text_probes(tokens: Sequence[int] | np.ndarray, *, limit: int) -> list[Probe]:
+    """Windows of :data:`WINDOW` tokens, at most ``limit`` tokens in all."""
+    ids = np.asarray(tokens, dtype=np.int64)[:limit]
+    windows = [ids[start : start + WINDOW] for start in range(0, len(ids), WINDOW)]
+    return [Probe(w[None], max(1, len(w) * 3 // 4)) for w in windows if len(w)]
+
+
+def random_probes(vocabulary: int, *, seed: int = 0) -> list[Probe]:
+    """Random tokens: one long row in two chunks, and a batch of two that ends with a single step."""
+    rng = np.random.default_rng(seed)
+    return [
+        Probe(rng.integers(0, vocabulary, (1, 48)), 32),
+        Probe(rng.integers(0, vocabulary, (2, 24)), 23),
+    ]
+
+
+class Reference:
+    """The reference's logits for a list of probes, kept in a scratch file.
+
+    The file lets the reference's session be closed before the other model is loaded. Use it as a
+    context manager; the file goes when the context ends.
+    """
+
+    def __init__(self, decoder: Decoder, probes: Sequence[Probe], *, progress: Progress = silent, step: str = "") -> None:
+        self.probes = tuple(probes)
+        self._file = tempfile.TemporaryFile(prefix="graphrot-logits-")  # noqa: SIM115 - closed in __exit__
+        self._shapes: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
+        for done, probe in enumerate(self.probes):
+            progress(step or "running the reference", done, len(self.probes))
+            for logits in _run(decoder, probe):
+                self._shapes.append((logits.shape, logits.dtype))
+                self._file.write(np.ascontiguousarray(logits).data)
+
+    def __enter__(self) -> Reference:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def compare(
+        self, decoder: Decoder, *, count: int | None = None, progress: Progress = silent, step: str = ""
+    ) -> Difference:
+        """Run ``decoder`` on the first ``count`` probes (None: all).
+
+        Raises:
+            InputRefused: the two models' logits have different shapes.
+        """
+        probes = self.probes[:count]
+        self._file.seek(0)
+        tally = _Tally()
+        piece = 0
+        for done, probe in enumerate(probes):
+            progress(step or "comparing", done, len(probes))
+            for logits in _run(decoder, probe):
+                shape, dtype = self._shapes[piece]
+                piece += 1
+                data = self._file.read(int(np.prod(shape)) * dtype.itemsize)
+                reference = np.frombuffer(data, dtype=dtype).reshape(shape)
+                if logits.shape != shape:
+                    raise InputRefused(
+                        "The two models cannot be compared: their logits have different shapes",
+                        where=f"{list(shape)} and {list(logits.shape)}",
+                    )
+                tally.add(reference, logits)
+        return tally.result()
+
+
+class _Tally:
+    def __init__(self) -> None:
+        self._max_abs = self._scale = self._gap = 0.0
+        self._agree = self._tokens = 0
+
+    def add(self, reference: np.ndarray, logits: np.ndarray) -> None:
+        for ours, theirs in zip(reference.reshape(-1, reference.shape[-1]), _rows(logits), strict=True):
+            error = float(np.abs(theirs - ours).max())
+            self._max_abs = max(self._max_abs, error) if error == error else float("inf")
+            self._scale = max(self._scale, float(np.abs(ours).max()))
+            first = int(ours.argmax())
+            same = first == int(theirs.argmax())
+            self._agree += same
+            self._tokens += 1
+            if not same:
+                best = np.partition(ours, -2)[-2:]
+                self._gap = max(self._gap, float(best[1] - best[0]))
+
+    def result(self) -> Difference:
+        return Difference(self._max_abs, self._scale, self._agree / max(self._tokens, 1), self._gap, self._tokens)
+
+
+def _rows(logits: np.ndarray) -> np.ndarray:
+    return logits.reshape(-1, logits.shape[-1])
+
+
+def _run(decoder: Decoder, probe: Probe) -> Iterator[np.ndarray]:
+    cache: Any = None
+    for tokens in probe.pieces():
+        logits, cache = decoder.run(tokens, cache)
+        yield logits
+
+
+def scratch_folder(parent: Path | None = None) -> tempfile.TemporaryDirectory[str]:
+    """A folder for one job's scratch files, removed when its context ends."""
+    return tempfile.TemporaryDirectory(prefix="graphrot-", dir=parent, ignore_cleanup_errors=True)

@@ -1,0 +1,68 @@
+"""What ``graphrot inspect`` says about a graph."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from graphrot.analysis.types import Facts, OnlineUse, RotationSpace, WeightUse
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Site(_Part):
+    """A place for a rotation.
+
+    ``blocks`` counts how often the matrix of size ``dim`` stands on the widest tensor it touches (heads,
+    for R2 and R3). Producers and consumers are tensor names; the producers of an online site are the
+    run-time tensors that the transform follows.
+    """
+
+    kind: str
+    placement: str
+    dim: int
+    blocks: int
+    producers: list[str]
+    consumers: list[str]
+
+
+class RefusedSite(_Part):
+    """A place where a rotation is not possible, and what would change that."""
+
+    kind: str
+    node: str
+    op: str
+    reason: str
+    change: str
+
+
+class Inspection(_Part):
+    """Sites and refusals of one graph."""
+
+    sites: list[Site]
+    refused: list[RefusedSite]
+    nodes: int
+    opset: int
+
+
+def inspection(facts: Facts) -> Inspection:
+    """Facts in the form that is printed."""
+    return Inspection(
+        sites=[_site(space) for space in facts.spaces],
+        refused=[RefusedSite(kind=r.kind, node=r.node, op=r.op, reason=r.reason, change=r.change) for r in facts.refused],
+        nodes=facts.nodes,
+        opset=facts.opset,
+    )
+
+
+def _site(space: RotationSpace) -> Site:
+    uses: list[WeightUse | OnlineUse] = [*space.producers, *space.online, *space.consumers]
+    return Site(
+        kind=space.kind,
+        placement=space.placement,
+        dim=space.dim,
+        blocks=max((len(use.groups) for use in uses), default=1),
+        producers=[use.tensor for use in (*space.producers, *space.online)],
+        consumers=[use.tensor for use in space.consumers],
+    )
