@@ -16,7 +16,15 @@ import onnx_ir as ir
 
 from graphrot.analysis.types import Runs, decode_runs
 from graphrot.errors import InputRefused
-from graphrot.graph import WeightStore, add_initializer, is_constant, iter_values, read_constant, unique_name
+from graphrot.graph import (
+    WeightStore,
+    add_initializer,
+    is_constant,
+    iter_values,
+    plain_shape,
+    read_constant,
+    unique_name,
+)
 from graphrot.plan.types import MatrixRef
 from graphrot.rotation.orthogonal import build_matrix
 
@@ -103,7 +111,7 @@ class FoldedTensor(ir.LazyTensor):
     def __init__(self, base: ir.TensorProtocol, edits: tuple[Edit, ...], name: str) -> None:
         self.base = base
         self.edits = edits
-        super().__init__(self._make, base.dtype, ir.Shape(base.shape), cache=False, name=name)
+        super().__init__(self._make, base.dtype, plain_shape(base), cache=False, name=name)
 
     def _make(self) -> ir.TensorProtocol:
         source = self.base.numpy()
@@ -151,7 +159,7 @@ def exact_numbers(value: ir.Value) -> np.ndarray:
 def exact_sample(value: ir.Value, axis: int, *, count: int = 257) -> np.ndarray:
     """About ``count`` evenly spaced slices along ``axis`` (which no edit may touch), in float64."""
     assert value.shape is not None
-    step = max(1, int(value.shape[axis]) // count)
+    step = max(1, int(value.shape.numpy()[axis]) // count)
     part = (slice(None),) * axis + (slice(None, None, step),)
     if isinstance(value.const_value, FoldedTensor):
         return value.const_value.exact(part)

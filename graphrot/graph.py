@@ -78,7 +78,9 @@ def read_constant(value: ir.Value) -> np.ndarray:
         return value.const_value.numpy()
     node = value.producer()
     if node is None or not is_constant(value):
-        raise InputRefused("A weight was expected to be constant and is computed at run time", where=f"tensor {value.name!r}")
+        raise InputRefused(
+            "A weight was expected to be constant and is computed at run time", where=f"tensor {value.name!r}"
+        )
     if node.op_type == "Constant":
         attribute = next(iter(node.attributes.values()))
         content = attribute.value
@@ -114,6 +116,11 @@ def read_constant(value: ir.Value) -> np.ndarray:
     return first * second if op == "Mul" else first + second
 
 
+def plain_shape(tensor: ir.TensorProtocol) -> ir.Shape:
+    """The shape of a tensor that holds numbers: integers only."""
+    return ir.Shape([int(dim) for dim in tensor.shape.numpy()])
+
+
 def unique_name(model_names: set[str], base: str) -> str:
     """A name that is not taken yet; it is added to ``model_names``."""
     name, k = base, 0
@@ -126,8 +133,10 @@ def unique_name(model_names: set[str], base: str) -> str:
 
 def add_initializer(model: ir.Model, name: str, tensor: ir.TensorProtocol | np.ndarray) -> ir.Value:
     """Register a new initializer under ``name`` (which must be free) and return its value."""
-    content: ir.TensorProtocol = ir.tensor(np.ascontiguousarray(tensor), name=name) if isinstance(tensor, np.ndarray) else tensor
-    value = ir.Value(name=name, const_value=content, shape=ir.Shape(content.shape), type=ir.TensorType(content.dtype))
+    content: ir.TensorProtocol = (
+        ir.tensor(np.ascontiguousarray(tensor), name=name) if isinstance(tensor, np.ndarray) else tensor
+    )
+    value = ir.Value(name=name, const_value=content, shape=plain_shape(content), type=ir.TensorType(content.dtype))
     model.graph.initializers[name] = value
     return value
 
@@ -169,5 +178,5 @@ class WeightStore:
         start = self._offset + pad
         self._offset = start + len(data)
         return ir.ExternalTensor(
-            self._name, start, len(data), tensor.dtype, shape=ir.Shape(tensor.shape), name=name, base_dir=self._folder
+            self._name, start, len(data), tensor.dtype, shape=plain_shape(tensor), name=name, base_dir=self._folder
         )

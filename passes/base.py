@@ -59,3 +59,14 @@ def done_items(model: ir.Model, name: str) -> set[str]:
     """Plan items that pass ``name`` has finished on this model (in-memory bookkeeping, not saved)."""
     record: dict[str, set[str]] = model.meta.setdefault("graphrot.done", {})
     return record.setdefault(name, set())
+
+
+PROVENANCE = "graphrot.sites"
+"""Key in a node's ``metadata_props``: the plan items that shaped it, comma-separated."""
+
+
+def record_provenance(node: ir.Node, item: str) -> None:
+    """Note on ``node`` that the plan item ``item`` changed or created it."""
+    present = [part for part in node.metadata_props.get(PROVENANCE, "").split(",") if part]
+    if item not in present:
+        node.metadata_props[PROVENANCE] = ",".join([*present, item])

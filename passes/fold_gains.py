@@ -13,8 +13,16 @@ import onnx_ir as ir
 from graphrot.analysis.types import GainConsumer, GainFold, decode_runs
 from graphrot.errors import InputRefused
 from graphrot.folded import Scale, Shift, edit_operand, exact_numbers, used_names
-from graphrot.graph import add_initializer, drop_unused_initializers, is_constant, node_of, read_constant, unique_name, value_map
-from graphrot.passes.base import GraphPass
+from graphrot.graph import (
+    add_initializer,
+    drop_unused_initializers,
+    is_constant,
+    node_of,
+    read_constant,
+    unique_name,
+    value_map,
+)
+from graphrot.passes.base import GraphPass, record_provenance
 
 SHIFT_BIAS = "graphrot.shift_bias"
 """``node.meta`` key: first output of the Add that was put behind a matmul for a folded shift."""
@@ -85,12 +93,15 @@ class FoldGains(GraphPass):
             _add_bias(model, node, extra, names)
         factors = gain[index] if gain.size > 1 else np.repeat(gain, index.size)
         edit_operand(model, node, use.input, Scale(use.axis, tuple(float(f) for f in factors)), names)
+        record_provenance(node, "gain")
 
 
 def _operand(node: ir.Node, index: int) -> ir.Value:
     value = node.inputs[index]
     if value is None:
-        raise InputRefused("The plan names an operand that is absent", where=f"input {index} of {node.outputs[0].name!r}")
+        raise InputRefused(
+            "The plan names an operand that is absent", where=f"input {index} of {node.outputs[0].name!r}"
+        )
     return value
 
 
@@ -120,7 +131,9 @@ def _add_bias(model: ir.Model, node: ir.Node, extra: np.ndarray, names: set[str]
                 edit_operand(model, node, 2, edit, names)
                 return
         elif node.attributes.get("beta") is None or node.attributes["beta"].as_float() == 1.0:
-            fresh = add_initializer(model, unique_name(names, f"{node.outputs[0].name}__shift"), _as_weight(node, extra))
+            fresh = add_initializer(
+                model, unique_name(names, f"{node.outputs[0].name}__shift"), _as_weight(node, extra)
+            )
             node.resize_inputs(3)
             node.replace_input_with(2, fresh)
             return

@@ -13,9 +13,9 @@ from graphrot.errors import InputRefused
 from graphrot.folded import used_names
 from graphrot.graph import unique_name, value_map
 from graphrot.ops.hadamard import ensure_function, hadamard_node
-from graphrot.passes.base import GraphPass
+from graphrot.passes.base import GraphPass, record_provenance
 from graphrot.passes.rotate import rotate_operands
-from graphrot.plan.types import MatrixRef, Rotation
+from graphrot.plan.types import Rotation
 
 
 class InsertOnline(GraphPass):
@@ -36,7 +36,7 @@ class InsertOnline(GraphPass):
                 continue
             self._check(model, rotation)
             for use in rotation.space.online:
-                self._insert(model, use, rotation.matrix, names)
+                self._insert(model, use, rotation, names)
                 inserted = True
             self.report.changed += [use.tensor for use in rotation.space.online]
             self.report.changed += rotate_operands(model, rotation, names)
@@ -47,7 +47,9 @@ class InsertOnline(GraphPass):
     def _check(self, model: ir.Model, rotation: Rotation) -> None:
         values = value_map(model)
         for use in rotation.space.online:
-            expected = [list(range(start, start + rotation.matrix.dim)) for start in range(0, use.width, rotation.matrix.dim)]
+            expected = [
+                list(range(start, start + rotation.matrix.dim)) for start in range(0, use.width, rotation.matrix.dim)
+            ]
             if sorted(decode_runs(group) for group in use.groups) != expected:
                 raise InputRefused(
                     "An online rotation needs blocks that tile the last axis in order",
@@ -61,12 +63,13 @@ class InsertOnline(GraphPass):
                     do="make the plan again from this model",
                 )
 
-    def _insert(self, model: ir.Model, use: OnlineUse, matrix: MatrixRef, names: set[str]) -> None:
+    def _insert(self, model: ir.Model, use: OnlineUse, rotation: Rotation, names: set[str]) -> None:
         value = value_map(model)[use.tensor]
         producer = value.producer()
         assert producer is not None
-        node = hadamard_node(value, matrix, unique_name(names, f"{use.tensor}__hadamard"))
+        node = hadamard_node(value, rotation.matrix, unique_name(names, f"{use.tensor}__hadamard"))
         for user, index in list(value.uses()):
             if user is not node:
                 user.replace_input_with(index, node.outputs[0])
+        record_provenance(node, rotation.space.id)
         model.graph.insert_after(producer, node)

@@ -24,5 +24,7 @@ def current_linears(model: ir.Model, linears: Iterable[LinearRef]) -> tuple[Line
         weight, data = node.inputs[linear.weight_input], node.inputs[1 - linear.weight_input]
         assert weight is not None and weight.name and data is not None and data.name
         bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else None
-        current.append(replace(linear, weight=weight.name, input=data.name, bias=bias.name if bias is not None else linear.bias))
+        current.append(
+            replace(linear, weight=weight.name, input=data.name, bias=bias.name if bias is not None else linear.bias)
+        )
     return tuple(current)

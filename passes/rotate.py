@@ -7,6 +7,7 @@ import onnx_ir as ir
 from graphrot.analysis.types import WeightUse
 from graphrot.folded import Rotate, edit_operand
 from graphrot.graph import node_of, value_map
+from graphrot.passes.base import record_provenance
 from graphrot.passes.fold_gains import SHIFT_BIAS
 from graphrot.plan.types import Rotation
 
@@ -30,6 +31,7 @@ def rotate_operands(model: ir.Model, rotation: Rotation, names: set[str]) -> lis
     for use in (*rotation.space.producers, *rotation.space.consumers):
         node = node_of(values, use.node)
         edit_operand(model, node, use.input, Rotate(use.axis, use.groups, rotation.matrix), names)
+        record_provenance(node, rotation.space.id)
         changed.append(use.node)
     for use in rotation.space.producers:
         _rotate_shift(model, rotation, use, values, names)

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphrot.graph import add_initializer, node_of, read_constant, value_map
-from graphrot.passes.base import GraphPass
+from graphrot.passes.base import GraphPass, record_provenance
 
 
 class TieTable(GraphPass):
@@ -33,6 +33,7 @@ class TieTable(GraphPass):
         output = product.outputs[0]
         output.name, output.type, output.shape = name, source.type, source.shape
         head.replace_input_with(position, output)
+        record_provenance(product, "tied table")
         model.graph.insert_before(head, product)
         done.add(name)
         self.report.changed.append(name)

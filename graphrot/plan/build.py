@@ -54,9 +54,7 @@ def build_plan(facts: Facts, request: PlanRequest, *, source_hash: str) -> Rotat
     if request.rotations is not None:
         for space in facts.spaces:
             if space.kind in request.kinds:
-                rotations.append(
-                    Rotation(space=space, matrix=_matrix(space, request), placement=space.placement)
-                )
+                rotations.append(Rotation(space=space, matrix=_matrix(space, request), placement=space.placement))
     gains = _needed_gains(facts.gains, rotations)
     tie = _keep_tied(facts.tied, request, rotations, gains)
     taken = tuple(rotations)
