@@ -2,8 +2,8 @@
 
 1. constants become initializers, equal ones are shared, equal computations are done once;
 2. casts to the type a tensor already has go away;
-3. a weight that is only ever read transposed is stored transposed (``[K, N]`` for a linear); one that is
-   also read as it is (a tied embedding) keeps its Transpose node, so that it is stored once;
+3. a weight that is only ever read transposed is stored transposed (``[K, N]`` for a linear); a table that
+   is looked up and also multiplied by (a tied embedding) is stored once, with a Transpose node for the head;
 4. the opset import is raised, where no operator in the graph changes its meaning on the way;
 5. inputs and outputs get their names, types and symbolic dimensions, nodes get unique names.
 """
@@ -21,8 +21,11 @@ from graphrot.errors import InputRefused
 
 _ONLY_WIDER_TYPES = {
     21: frozenset(
-        "Cast CastLike Constant ConstantOfShape DequantizeLinear Flatten Identity If Loop Pad QLinearMatMul "
-        "QuantizeLinear Reshape Scan Shape Size Squeeze Transpose Unsqueeze".split()
+        [
+            *("Cast", "CastLike", "Constant", "ConstantOfShape", "DequantizeLinear", "Flatten", "Identity", "If"),
+            *("Loop", "Pad", "QLinearMatMul", "QuantizeLinear", "Reshape", "Scan", "Shape", "Size", "Squeeze"),
+            *("Transpose", "Unsqueeze"),
+        ]
     )
 }
 """Per opset, operators that it only extends: new types, or attributes whose default is the old meaning.
@@ -54,6 +57,7 @@ def tidy(
         if not value.is_graph_output():
             value.shape = None
     cleanup = ir.passes.Sequential(
+        common.ClearMetadataAndDocStringPass(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True),
         common.DeduplicateInitializersPass(),
         common.IdentityEliminationPass(),
@@ -65,6 +69,7 @@ def tidy(
     common.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
     drop_idle_casts(model)
     store_transposed(model)
+    share_tables(model)
     common.RemoveUnusedNodesPass()(model)
     _name_nodes(model)
     model.graph.sort()
@@ -99,18 +104,16 @@ def raise_opset(model: ir.Model, opset: int) -> None:
 
 def drop_idle_casts(model: ir.Model) -> int:
     """Remove Cast nodes whose input already has the type; returns how many."""
-    idle = [
-        node
-        for node in model.graph
-        if node.op_type == "Cast"
-        and node.inputs[0] is not None
-        and node.inputs[0].dtype == ir.DataType(node.attributes["to"].as_int())
-        and not node.outputs[0].is_graph_output()
-    ]
-    for node in idle:
-        node.outputs[0].replace_all_uses_with(node.inputs[0])
-        model.graph.remove(node, safe=True)
-    return len(idle)
+    count = 0
+    for node in list(model.graph):
+        source = node.inputs[0] if node.op_type == "Cast" else None
+        if source is None or node.outputs[0].is_graph_output():
+            continue
+        if source.dtype == ir.DataType(node.attributes["to"].as_int()):
+            node.outputs[0].replace_all_uses_with(source)
+            model.graph.remove(node, safe=True)
+            count += 1
+    return count
 
 
 def store_transposed(model: ir.Model) -> int:
@@ -130,6 +133,35 @@ def store_transposed(model: ir.Model) -> int:
     return count
 
 
+def share_tables(model: ir.Model) -> int:
+    """Replace a weight that equals a looked-up table transposed by Transpose(table); returns how many."""
+    count = 0
+    weights = list(model.graph.initializers.values())
+    for table in weights:
+        if not any(use.node.op_type == "Gather" and use.idx == 0 for use in table.uses()):
+            continue
+        for weight in weights:
+            if weight is not table and _mirrored(table.const_value, weight.const_value):
+                node = ir.node("Transpose", [table], attributes={"perm": [1, 0]}, name=f"{table.name}.transposed")
+                node.outputs[0].name = f"{table.name}.transposed"
+                node.outputs[0].type, node.outputs[0].shape = weight.type, weight.shape
+                first = next(node for node in model.graph if any(value is weight for value in node.inputs))
+                model.graph.insert_before(first, node)
+                weight.replace_all_uses_with(node.outputs[0])
+                del model.graph.initializers[str(weight.name)]
+                count += 1
+    return count
+
+
+def _mirrored(table: ir.TensorProtocol | None, weight: ir.TensorProtocol | None) -> bool:
+    """Whether both are matrices and ``weight`` is ``table`` transposed, value by value."""
+    if table is None or weight is None or len(table.shape) != 2 or table.dtype != weight.dtype:
+        return False
+    if list(table.shape.numpy())[::-1] != list(weight.shape.numpy()):
+        return False
+    return np.array_equal(table.numpy().T, weight.numpy())
+
+
 def _swaps(node: ir.Node) -> bool:
     if node.op_type != "Transpose" or node.outputs[0].is_graph_output():
         return False
@@ -138,11 +170,11 @@ def _swaps(node: ir.Node) -> bool:
 
 
 def _transposed(tensor: ir.TensorProtocol) -> ir.LazyTensor:
-    def read() -> ir.Tensor:
+    def read() -> ir.TensorProtocol:
         return ir.Tensor(np.ascontiguousarray(tensor.numpy().T), name=tensor.name)
 
-    rows, columns = tensor.shape
-    return ir.LazyTensor(read, dtype=tensor.dtype, shape=ir.Shape([columns, rows]), name=tensor.name)
+    shape = ir.Shape(list(tensor.shape.numpy())[::-1])
+    return ir.LazyTensor(read, dtype=tensor.dtype, shape=shape, name=tensor.name)
 
 
 def _rename(

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
@@ -72,25 +71,14 @@ class Signature:
         return shapes
 
 
-class TracedLayer(DynamicLayer):
-    """A growing cache layer that starts from given keys and values, without asking how many they are."""
-
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        super().__init__()
-        self.keys, self.values = keys, values
-        self.device, self.dtype = keys.device, keys.dtype
-        self.is_initialized = True
-
-    def get_seq_length(self) -> int:
-        """Length of the cache; the parent's question "is it empty?" would be frozen into a trace."""
-        assert self.keys is not None
-        return self.keys.shape[-2]
-
-
 def cache_from(tensors: tuple[torch.Tensor, ...]) -> DynamicCache:
     """A cache of ``(key 0, value 0, key 1, ...)``, each ``[batch, heads, past, width]``."""
     cache = DynamicCache()
-    cache.layers = [TracedLayer(k, v) for k, v in zip(tensors[::2], tensors[1::2], strict=True)]
+    for keys, values in zip(tensors[::2], tensors[1::2], strict=True):
+        layer = DynamicLayer()
+        layer.keys, layer.values, layer.is_initialized = keys, values, True
+        layer.device, layer.dtype = keys.device, keys.dtype
+        cache.layers.append(layer)
     return cache
 
 
@@ -168,7 +156,8 @@ def read_signature(model: PreTrainedModel) -> Signature:
             why="found " + ", ".join(sorted({str(list(t.shape)) for t in grown})),
             do="export the model to ONNX by its own tools and give the .onnx file",
         )
-    heads = tuple((k.shape[1], k.shape[3], v.shape[1], v.shape[3]) for k, v in zip(grown[::2], grown[1::2], strict=True))
+    pairs = zip(grown[::2], grown[1::2], strict=True)
+    heads = tuple((k.shape[1], k.shape[3], v.shape[1], v.shape[3]) for k, v in pairs)
     return Signature(int(logits.shape[-1]), heads, takes_positions)
 
 
@@ -279,9 +268,8 @@ def _attach_weights(traced: ir.Model, wrapper: Wrapper, inputs: frozenset[str]) 
 
 
 def _lazy(tensor: torch.Tensor, name: str) -> ir.LazyTensor:
-    def read() -> ir.Tensor:
-        array: np.ndarray = tensor.contiguous().numpy()
-        return ir.Tensor(array, name=name)
+    def read() -> ir.TensorProtocol:
+        return ir.Tensor(tensor.contiguous().numpy(), name=name)
 
-    sample = np.empty(0, dtype=str(tensor.dtype).removeprefix("torch."))
-    return ir.LazyTensor(read, dtype=ir.DataType.from_numpy(sample.dtype), shape=ir.Shape(tensor.shape), name=name)
+    dtype = ir.DataType.from_numpy(tensor[:0].numpy().dtype if tensor.ndim else tensor.numpy().dtype)
+    return ir.LazyTensor(read, dtype=dtype, shape=ir.Shape(tensor.shape), name=name)

@@ -1,0 +1,164 @@
+"""Hugging Face directories of decoders: check, load with torch, export."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graphrot.errors import EnvironmentProblem, InputRefused
+from graphrot.model.files import sha256_of
+from graphrot.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+
+
+def require_torch() -> None:
+    """Say how to get torch and transformers if one of them is not installed.
+
+    Raises:
+        EnvironmentProblem: one of them is not installed.
+    """
+    for package in ("torch", "transformers"):
+        if importlib.util.find_spec(package) is None:
+            raise EnvironmentProblem(
+                f"Exporting a torch model needs a package that is not installed: {package}",
+                why="only .onnx sources work without torch",
+                do="pip install 'graphrot[hf]'",
+            )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read ``config.json`` and refuse what is not a plain decoder.
+
+    Raises:
+        InputRefused: no or a broken config, not a decoder, already quantized, or no weights.
+    """
+    file = folder / "config.json"
+    if not file.is_file():
+        raise InputRefused(
+            "The folder holds no config.json",
+            where=str(folder),
+            why="a Hugging Face model folder has one",
+            do="give a folder with config.json and weights, or an .onnx file",
+        )
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputRefused("config.json does not parse", where=str(file), why=str(error)) from error
+    if not isinstance(config, dict) or not config.get("model_type"):
+        raise InputRefused("config.json names no model_type", where=str(file), do="give a transformers model folder")
+    architectures = config.get("architectures") or []
+    if not architectures or config.get("is_encoder_decoder"):
+        raise InputRefused(
+            "The model is not a decoder",
+            where=str(file),
+            why="is_encoder_decoder is true" if architectures else "config.json names no architecture",
+            do="give a decoder of the AutoModelForCausalLM kind",
+        )
+    if "quantization_config" in config:
+        raise InputRefused(
+            "The model's weights are already quantized",
+            where=str(file),
+            why="config.json has a quantization_config",
+            do="give the model before quantization",
+        )
+    if not weight_files(folder):
+        raise InputRefused(
+            "The folder holds no weights",
+            where=str(folder),
+            why="found neither *.safetensors nor pytorch_model*.bin",
+            do="download the weights into the folder",
+        )
+    return config
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that transformers would read weights from: safetensors first, else torch's own."""
+    for pattern in _WEIGHTS:
+        if found := sorted(folder.glob(pattern)):
+            return found
+    return []
+
+
+def hash_of(folder: Path) -> str:
+    """sha256 over config.json, the weights and their index."""
+    indexes = [folder / name for name in _INDEXES if (folder / name).is_file()]
+    return sha256_of([folder / "config.json", *indexes, *weight_files(folder)], base=folder)
+
+
+def load_decoder(folder: Path) -> PreTrainedModel:
+    """Load a decoder in float32 from disk; no network, no code from the folder.
+
+    Raises:
+        InputRefused: transformers does not know it as a decoder, or cannot load it.
+        EnvironmentProblem: torch or transformers is missing.
+    """
+    config = read_config(folder)
+    require_torch()
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config["model_type"])
+    names = {known} if isinstance(known, str) else set(known or ())
+    if not names & set(config["architectures"]):
+        raise InputRefused(
+            "transformers does not know the model as a decoder",
+            where=str(folder / "config.json"),
+            why=f"architecture {', '.join(config['architectures'])} of type {config['model_type']!r}; "
+            f"the decoder of that type is {known or 'not there'}",
+            do="give a decoder that transformers knows without code from the folder, or an .onnx file",
+        )
+    with quiet_loading():
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # transformers raises many kinds here
+            raise InputRefused(
+                "transformers cannot load the model",
+                where=str(folder),
+                why=f"{type(error).__name__}: {str(error).strip()[:400]}",
+                do="check that the folder is complete",
+            ) from error
+    model.eval()
+    return model
+
+
+def export_folder(folder: Path, path: Path, *, progress: Progress = silent) -> None:
+    """Export the decoder in ``folder`` to ``path`` and ``path.data``.
+
+    Raises:
+        InputRefused: see :func:`load_decoder` and :func:`graphrot.model.export.export_decoder`.
+    """
+    progress("loading the torch model", 0, 1)
+    model = load_decoder(folder)
+    from graphrot.model.export import export_decoder
+
+    progress("loading the torch model", 1, 1)
+    export_decoder(model, path, progress=progress)
+    del model
+    gc.collect()
+
+
+@contextlib.contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Without transformers' own progress bars, which would mix with ours."""
+    from transformers.utils import logging
+
+    active = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if active:
+            logging.enable_progress_bar()
