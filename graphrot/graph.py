@@ -113,7 +113,7 @@ def read_constant(value: ir.Value) -> np.ndarray:
         return np.squeeze(first, axes) if op == "Squeeze" else np.expand_dims(first, axes or ())
     second = inputs[1]
     assert second is not None
-    return first * second if op == "Mul" else first + second
+    return np.asarray(first * second if op == "Mul" else first + second)
 
 
 def plain_shape(tensor: ir.TensorProtocol) -> ir.Shape:
