@@ -1,0 +1,78 @@
+// What the library exports: RegisterCustomOps for ONNX Runtime, and the path in use for people and tests.
+#include <array>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "common/isa.h"
+#include "hadamard/op.h"
+#include "ort/abi.h"
+#include "ort/glue.h"
+
+#if defined(_WIN32)
+#define GRAPHROT_EXPORT extern "C" __declspec(dllexport)
+#else
+#define GRAPHROT_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
+namespace graphrot {
+namespace {
+
+// The domain with its operators, for one runtime. A process can hold several runtimes (two packages that
+// each bring their own), whose objects must not be mixed. Sessions keep pointers to the operators, so
+// registrations last as long as the library.
+struct Registration {
+  explicit Registration(const void* const* table)
+      : key(table),
+        api(table),
+        hadamard{HadamardOp(api, Element::kFloat), HadamardOp(api, Element::kHalf), HadamardOp(api, Element::kBFloat16)} {
+    ort::check(api, api.call<ort::slot::CreateCustomOpDomain>("graphrot", &domain));
+    for (const HadamardOp& op : hadamard) {
+      ort::check(api, api.call<ort::slot::CustomOpDomain_Add>(domain, static_cast<const ort::CustomOp*>(&op)));
+    }
+  }
+
+  const void* key;
+  ort::Api api;
+  std::array<HadamardOp, kElementCount> hadamard;
+  ort::CustomOpDomain* domain = nullptr;
+};
+
+ort::CustomOpDomain* domain_for(const void* const* table) {
+  static std::mutex mutex;
+  static std::vector<std::unique_ptr<Registration>> registrations;
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (const auto& registration : registrations) {
+    if (registration->key == table) return registration->domain;
+  }
+  registrations.push_back(std::make_unique<Registration>(table));
+  return registrations.back()->domain;
+}
+
+}  // namespace
+}  // namespace graphrot
+
+GRAPHROT_EXPORT graphrot::ort::Status* GRAPHROT_ORT_CALL RegisterCustomOps(graphrot::ort::SessionOptions* options,
+                                                                           const graphrot::ort::ApiBase* base) {
+  using namespace graphrot;
+  const void* const* table = base->GetApi(ort::kApiVersion);
+  if (table == nullptr) {
+    // Too old for our version of the table; its first one has what an error needs.
+    const ort::Api oldest(base->GetApi(1));
+    return oldest.call<ort::slot::CreateStatus>(ort::kFail, "graphrot needs ONNX Runtime 1.18 or later");
+  }
+  const ort::Api api(table);
+  return ort::guarded(api, "graphrot", [&] {
+    selected_isa();  // an impossible GRAPHROT_ISA is refused now, not at the first node
+    ort::check(api, api.call<ort::slot::AddCustomOpDomain>(options, domain_for(table)));
+  });
+}
+
+// Name of the instruction set that kernels made now would use, or "invalid" where GRAPHROT_ISA is impossible.
+GRAPHROT_EXPORT const char* graphrot_isa() {
+  try {
+    return graphrot::isa_name(graphrot::selected_isa());
+  } catch (...) {
+    return "invalid";
+  }
+}
