@@ -75,7 +75,7 @@ def run(arguments: list[str] | None = None) -> int:
         return 0
     except Exception as error:
         if isinstance(error, _ClickUsageError):
-            _say(f"usage: {error.format_message()}\n  do:    see graphrot --help, or graphrot COMMAND --help")
+            _say(f"usage: {_message(error)}\n  do:    see graphrot --help, or graphrot COMMAND --help")
             return EXIT_USAGE
         if os.environ.get("GRAPHROT_DEBUG"):
             traceback.print_exc()
@@ -86,6 +86,12 @@ def run(arguments: list[str] | None = None) -> int:
         )
         return EXIT_INTERNAL
     return result if isinstance(result, int) else 0
+
+
+def _message(error: Exception) -> str:
+    """Click's errors build their text on demand."""
+    build = getattr(error, "format_message", None)
+    return str(build() if build is not None else error)
 
 
 def _say(message: str) -> None:

@@ -6,15 +6,16 @@ compared, and only by what comes out of them. Every probe therefore runs in piec
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Self
 
 import numpy as np
 
 from graphrot.errors import InputRefused
+from graphrot.evaluate.perplexity import Decoder
 from graphrot.progress import Progress, silent
 
 TOLERANCE = {"float32": 1024 * float(np.finfo(np.float32).eps), "float64": 1e-9}
@@ -26,13 +27,6 @@ place of the largest logit; a left-out inverse differs by the logit itself. 1024
 
 WINDOW = 256
 """Tokens of one text probe; the last quarter runs as a second chunk on the model's own cache."""
-
-
-class Decoder(Protocol):
-    """A causal decoder; the cache is whatever ``run`` returned."""
-
-    def run(self, tokens: np.ndarray, cache: Any = None) -> tuple[np.ndarray, Any]:
-        """Tokens ``[B, S] int64`` after ``cache`` (None: empty) -> logits ``[B, S, V]`` and the cache."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +103,7 @@ class Reference:
                 self._shapes.append((logits.shape, logits.dtype))
                 self._file.write(np.ascontiguousarray(logits).data)
 
-    def __enter__(self) -> Reference:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -149,9 +143,9 @@ class _Tally:
         self._agree = self._tokens = 0
 
     def add(self, reference: np.ndarray, logits: np.ndarray) -> None:
-        for ours, theirs in zip(reference.reshape(-1, reference.shape[-1]), _rows(logits), strict=True):
+        for ours, theirs in zip(_rows(reference), _rows(logits), strict=True):
             error = float(np.abs(theirs - ours).max())
-            self._max_abs = max(self._max_abs, error) if error == error else float("inf")
+            self._max_abs = float("inf") if math.isnan(error) else max(self._max_abs, error)
             self._scale = max(self._scale, float(np.abs(ours).max()))
             first = int(ours.argmax())
             same = first == int(theirs.argmax())
@@ -174,8 +168,3 @@ def _run(decoder: Decoder, probe: Probe) -> Iterator[np.ndarray]:
     for tokens in probe.pieces():
         logits, cache = decoder.run(tokens, cache)
         yield logits
-
-
-def scratch_folder(parent: Path | None = None) -> tempfile.TemporaryDirectory[str]:
-    """A folder for one job's scratch files, removed when its context ends."""
-    return tempfile.TemporaryDirectory(prefix="graphrot-", dir=parent, ignore_cleanup_errors=True)

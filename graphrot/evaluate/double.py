@@ -65,7 +65,7 @@ def _values(graph: ir.Graph) -> Iterable[ir.Value]:
         yield from node.outputs
 
 
-def _wider(tensor: ir.TensorProtocol) -> ir.Tensor:
+def _wider(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     return ir.tensor(tensor.numpy().astype(np.float64), name=tensor.name)
 
 

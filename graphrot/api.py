@@ -1,0 +1,181 @@
+"""The public functions. Each is a thin front of the module that does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graphrot.progress import Progress, silent
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+    from graphrot.convert import Converted
+    from graphrot.evaluate.generate import Generation
+    from graphrot.evaluate.perplexity import Perplexity
+    from graphrot.evaluate.verify import Verification
+    from graphrot.recipe import Recipe
+    from graphrot.report.inspection import Inspection
+
+
+def convert(
+    source: str | Path,
+    *,
+    output: str | Path | None = None,
+    recipe: str | Path | Mapping[str, Any] | Recipe | None = None,
+    calibration: str | Path | None = None,
+    tokenizer: str | Path | None = None,
+    plan: str | Path | None = None,
+    allow_partial: bool = False,
+    force: bool = False,
+    progress: Progress = silent,
+    **overrides: Any,
+) -> Converted:
+    """Rotate and quantize a decoder; see :func:`graphrot.convert.convert`."""
+    from graphrot.convert import convert as run
+
+    return run(
+        source,
+        output=output,
+        recipe=recipe,
+        calibration=calibration,
+        tokenizer=tokenizer,
+        plan=plan,
+        allow_partial=allow_partial,
+        force=force,
+        progress=progress,
+        **overrides,
+    )
+
+
+def inspect(model: str | Path, *, progress: Progress = silent) -> Inspection:
+    """Find the rotation sites of a graph, without changing anything.
+
+    Args:
+        model: an .onnx file.
+        progress: told of each step.
+
+    Raises:
+        InputRefused: the file is not a model that the analysis can run.
+    """
+    from graphrot.analysis.analyze import analyze
+    from graphrot.model.load import load_onnx
+    from graphrot.report.inspection import inspection
+
+    return inspection(analyze(load_onnx(Path(model)), progress=progress))
+
+
+def verify(
+    a: str | Path,
+    b: str | Path,
+    *,
+    text: str | Path | None = None,
+    tokenizer: str | Path | None = None,
+    progress: Progress = silent,
+) -> Verification:
+    """Compare two models' logits; see :func:`graphrot.evaluate.verify.verify`."""
+    from graphrot.evaluate.verify import verify as run
+
+    return run(Path(a), Path(b), text=_path(text), tokenizer=_path(tokenizer), progress=progress)
+
+
+def evaluate(
+    model: str | Path,
+    *,
+    text: str | Path,
+    window: int = 1024,
+    windows: int = 3,
+    tokenizer: str | Path | None = None,
+    progress: Progress = silent,
+) -> Perplexity:
+    """Perplexity of a model on the first ``windows`` windows of a text.
+
+    Windows do not overlap, each starts from an empty cache, and the text is tokenized without special
+    tokens. Figures of different windows are not comparable.
+
+    Args:
+        model: a folder that :func:`convert` wrote, or an .onnx file of a decoder.
+        text: a UTF-8 file.
+        window: tokens per window.
+        windows: number of windows.
+        tokenizer: a folder with tokenizer.json; None: look beside the model.
+        progress: told of each window.
+
+    Raises:
+        UsageError: a window of less than two tokens.
+        InputRefused: model, text or tokenizer cannot be used, or the text is too short.
+    """
+    from graphrot.evaluate.perplexity import perplexity
+    from graphrot.evaluate.session import open_decoder
+    from graphrot.evaluate.text import encode_file
+
+    path = Path(model)
+    tokens = encode_file(Path(text), _path(tokenizer), beside=(path,))
+    return perplexity(open_decoder(path), tokens, window=window, windows=windows, progress=progress)
+
+
+def generate(
+    model: str | Path,
+    *,
+    prompt: str,
+    max_new_tokens: int = 64,
+    greedy: bool = False,
+    chat: bool = False,
+    library: bool = True,
+    tokenizer: str | Path | None = None,
+    on_text: Callable[[str], None] | None = None,
+) -> Generation:
+    """Continue a prompt.
+
+    Args:
+        model: a folder that :func:`convert` wrote, or an .onnx file of a decoder.
+        prompt: the text to continue, or with ``chat`` the user's message.
+        max_new_tokens: stop after so many tokens.
+        greedy: take the likeliest token each time instead of sampling.
+        chat: put the prompt into the model's chat template.
+        library: use the native library if it is installed; False: the functions in the file run.
+        tokenizer: a folder with tokenizer.json; None: look beside the model.
+        on_text: called with each piece of text as it comes.
+
+    Raises:
+        InputRefused: model or tokenizer cannot be used.
+    """
+    from graphrot.evaluate.generate import Sampling
+    from graphrot.evaluate.generate import generate as run
+    from graphrot.evaluate.session import open_decoder
+    from graphrot.evaluate.text import find_tokenizer
+
+    path = Path(model)
+    decoder = open_decoder(path, library=None if library else False)
+    words = find_tokenizer(_path(tokenizer), beside=(path,))
+    sampling = None if greedy else Sampling()
+    return run(decoder, words, prompt, max_new_tokens=max_new_tokens, sampling=sampling, chat=chat, on_text=on_text)
+
+
+def register(session_options: onnxruntime.SessionOptions) -> None:
+    """Give ONNX Runtime sessions that are made with these options graphrot's kernels.
+
+    Without it, models run all the same, by the functions that they carry.
+
+    Raises:
+        EnvironmentProblem: the native library is not installed, or the runtime refuses it.
+    """
+    from graphrot.ops.library import register as run
+
+    run(session_options)
+
+
+def library_path() -> Path:
+    """Path of the native library, for runtimes that load it themselves.
+
+    Raises:
+        EnvironmentProblem: it is not installed.
+    """
+    from graphrot.ops.library import library_path as run
+
+    return run()
+
+
+def _path(value: str | Path | None) -> Path | None:
+    return None if value is None else Path(value)

@@ -1,0 +1,218 @@
+"""The certificate: the rotated, not yet quantized model must answer like the source.
+
+It measures on random tokens and, where there is a tokenizer, on text. A measurement proves something
+only if it can fail: the same rotated model with one inverse left out is measured too, and must be over
+the tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from graphrot.analysis.types import WeightUse
+from graphrot.errors import CheckFailed
+from graphrot.evaluate.compare import TOLERANCE, Difference, Probe, Reference, random_probes, text_probes
+from graphrot.evaluate.double import exact_in_double, to_double
+from graphrot.evaluate.session import DecoderSession, Unrunnable, open_decoder
+from graphrot.folded import Rotate, edit_operand, used_names
+from graphrot.graph import node_of, value_map
+from graphrot.plan.types import Rotation, RotationPlan
+from graphrot.progress import Progress, silent
+
+TEXT_TOKENS = 1024
+"""Tokens of text that a conversion is certified on, if there is a tokenizer."""
+
+SMALL = 64 * 2**20
+"""Models with at most so many bytes of weights are also measured in float64."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was measured; ``relative``, ``tolerance`` and ``control_relative`` are parts of the largest logit."""
+
+    mode: Literal["full"]
+    max_abs: float
+    relative: float
+    top1: float
+    tolerance: float
+    dtype: Literal["float32", "float64"]
+    tokens: int
+    control_relative: float | None
+
+
+def certify(
+    source: Path,
+    rotated: Path,
+    plan: RotationPlan,
+    *,
+    rotate: Callable[[ir.Model], ir.Model],
+    vocabulary: int,
+    text: Sequence[int] | np.ndarray = (),
+    workdir: Path,
+    progress: Progress = silent,
+) -> Certificate:
+    """Measure ``rotated`` against ``source``, in float32 and, for small models, in float64.
+
+    Args:
+        source: the source's .onnx file.
+        rotated: the rotated model's file, not quantized.
+        plan: the plan that made it; names the inverse that the control leaves out.
+        rotate: runs the same plan on another copy of the source (for float64).
+        vocabulary: token ids below it are valid.
+        text: token ids of a text, as much of it as should be used; may be empty.
+        workdir: for scratch files.
+        progress: told of each run.
+
+    Returns:
+        The float64 measurement where there is one, else the float32 one.
+
+    Raises:
+        CheckFailed: a difference over the tolerance, or a control that is not.
+    """
+    probes = [*random_probes(vocabulary), *text_probes(text, limit=len(text))]
+    control = write_control(rotated, plan, rotated.with_name("control.onnx"))
+    single = _measure("float32", source, rotated, control, probes, progress)
+    double = _in_double(source, plan, rotate, probes, workdir, progress)
+    return double or single
+
+
+def _measure(
+    dtype: Literal["float32", "float64"],
+    source: Path,
+    rotated: Path,
+    control: Path | None,
+    probes: Sequence[Probe],
+    progress: Progress,
+) -> Certificate:
+    tolerance = TOLERANCE[dtype]
+    with Reference(_open(source, dtype), probes, progress=progress, step="certificate: the source") as reference:
+        found = reference.compare(_open(rotated, dtype), progress=progress, step="certificate: the rotated model")
+        if not found.within(tolerance):
+            raise _failed(found, tolerance, dtype)
+        control_relative = None
+        if control is not None:
+            random_only = len(random_probes(1))
+            missing = reference.compare(
+                _open(control, dtype), count=random_only, progress=progress, step="certificate: one inverse left out"
+            )
+            control_relative = missing.relative
+            if control_relative <= tolerance:
+                raise CheckFailed(
+                    "The certificate cannot see a mistake: with one inverse left out the model answers the same",
+                    where=f"relative difference {control_relative:.2e}, tolerance {tolerance:.2e} ({dtype})",
+                    why="the rotated part of the model does not reach the logits",
+                    do="check that the model is the trained one; --certificate off writes it unchecked",
+                )
+    return Certificate(
+        mode="full",
+        max_abs=found.max_abs,
+        relative=found.relative,
+        top1=found.top1,
+        tolerance=tolerance,
+        dtype=dtype,
+        tokens=found.tokens,
+        control_relative=control_relative,
+    )
+
+
+def _open(path: Path, dtype: Literal["float32", "float64"]) -> DecoderSession:
+    """float64 has no kernel in the library: there the function runs."""
+    return open_decoder(path, library=None if dtype == "float32" else False)
+
+
+def _failed(found: Difference, tolerance: float, dtype: str) -> CheckFailed:
+    return CheckFailed(
+        "The rotated model does not answer like the source",
+        where=(
+            f"max |difference| {found.max_abs:.3g}, relative {found.relative:.3g}, tolerance {tolerance:.3g} ({dtype}), "
+            f"top-1 agreement {found.top1:.2%} on {found.tokens} tokens"
+        ),
+        why="a rotation was not undone everywhere; nothing was written",
+        do="report the model, or leave sites out with --only",
+    )
+
+
+def _in_double(
+    source: Path,
+    plan: RotationPlan,
+    rotate: Callable[[ir.Model], ir.Model],
+    probes: Sequence[Probe],
+    workdir: Path,
+    progress: Progress,
+) -> Certificate | None:
+    """The same in float64; None where the model is large or an operator has no float64 kernel."""
+    model = ir.load(source)
+    if weight_bytes(model) > SMALL:
+        return None
+    wide = to_double(model)
+    rotated = rotate(wide.clone())
+    if not exact_in_double(rotated):
+        return None
+    rotated = to_double(rotated)
+    paths = workdir / "source64.onnx", workdir / "rotated64.onnx"
+    for twin, path in zip((wide, rotated), paths, strict=True):
+        ir.save(twin, path)
+    if any(_unsupported(path) for path in paths):
+        return None
+    control = write_control(paths[1], plan, workdir / "control64.onnx")
+    return _measure("float64", *paths, control, probes, progress)
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """Bytes of all initializers."""
+    return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
+
+
+def _unsupported(path: Path) -> bool:
+    """Whether ONNX Runtime lacks a kernel for some operator at this type."""
+    try:
+        open_decoder(path, library=False)
+    except Unrunnable:
+        return True
+    return False
+
+
+def write_control(rotated: Path, plan: RotationPlan, path: Path) -> Path | None:
+    """Write the rotated model with one inverse left out; weights are shared with ``rotated``'s files.
+
+    Args:
+        rotated: the rotated model; ``path`` must be in its folder.
+        plan: the plan it was made by.
+        path: where to write.
+
+    Returns:
+        ``path``, or None where the plan rotates nothing.
+    """
+    model = ir.load(rotated)
+    if not leave_one_out(model, plan):
+        return None
+    ir.save(model, path)
+    return path
+
+
+def leave_one_out(model: ir.Model, plan: RotationPlan) -> bool:
+    """Undo the rotation of one consumer, in place; or, where a plan has none, take one transform out."""
+    tied = plan.tie.head.node if plan.tie is not None else None
+    for rotation in plan.rotations:
+        for use in rotation.space.consumers:
+            if use.node != tied:
+                _put_back(model, rotation, use)
+                return True
+    for rotation in plan.rotations:
+        for online in rotation.space.online:
+            value = value_map(model)[online.tensor]
+            transform = next(node for node, _ in value.uses() if node.op_type == "HadamardTransform")
+            transform.outputs[0].replace_all_uses_with(value)
+            return True
+    return False
+
+
+def _put_back(model: ir.Model, rotation: Rotation, use: WeightUse) -> None:
+    node = node_of(value_map(model), use.node)
+    edit_operand(model, node, use.input, Rotate(use.axis, use.groups, rotation.matrix, inverse=True), used_names(model))
