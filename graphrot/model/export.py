@@ -20,9 +20,6 @@ from graphrot.progress import Progress, silent
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-EXPORTER_VERSION = 1
-"""Raised whenever the graph that this exporter writes changes: caches of exports are keyed by it."""
-
 _IR_VERSION = 10
 """Goes with opset 21, and is the newest that ONNX Runtime 1.20 reads."""
 

@@ -61,10 +61,19 @@ def load_source(spec: str, *, workdir: Path, force_export: bool = False, progres
     )
 
 
+def load_onnx(path: Path) -> ir.Model:
+    """Open an .onnx file for looking at it; a model that graphrot wrote is welcome here.
+
+    Raises:
+        InputRefused: the file is missing or not usable.
+    """
+    return open_onnx(path)
+
+
 def _load_onnx(path: Path) -> Source:
     model = open_onnx(path)
     refuse_own(model, path)
-    digest = sha256_of([path, *external_files(model)], base=None)
+    digest = sha256_of([path, *external_files(model)])
     return Source(model, "onnx", path.name, digest, tokenizer_folder(path.absolute().parent), path)
 
 

@@ -1,0 +1,260 @@
+"""Run decoder ONNX files: with a KV cache where the file has one, by running everything again where not.
+
+Inputs and outputs are told apart by the names of the usual contract: ``input_ids``, ``attention_mask``,
+``position_ids``, ``past_key_values.%d.key/value`` in; ``logits``, ``present.%d.key/value`` out. Cache types
+and shapes come from the file.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+
+from graphrot.errors import InputRefused
+from graphrot.ops import library as native
+
+_TOKENS, _MASK, _POSITIONS = "input_ids", "attention_mask", "position_ids"
+_DTYPES: dict[str, Any] = {
+    "tensor(double)": np.float64,
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int8)": np.int8,
+    "tensor(uint8)": np.uint8,
+    "tensor(int32)": np.int32,
+    "tensor(int64)": np.int64,
+}
+_EXACT_QDQ = ("session.qdq_matmulnbits_accuracy_level", "0")
+
+
+class Unrunnable(InputRefused):
+    """ONNX Runtime does not take the model: an operator without a kernel, or an invalid graph."""
+
+
+@dataclass(frozen=True)
+class Cache:
+    """What a run leaves for the next: cache tensors, or (for files without caches) all tokens so far."""
+
+    length: int
+    tensors: tuple[Any, ...] = ()
+    tokens: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class _CacheInput:
+    name: str
+    present: str
+    shape: tuple[int, ...]
+    """``[batch, heads, 0, width]`` with 0 for the batch too; both are set at run time."""
+    dtype: Any
+
+
+class DecoderSession:
+    """A decoder in ONNX Runtime on the CPU.
+
+    Args:
+        model: an .onnx file, a folder with ``model.onnx``, or a model in memory (written to a scratch file
+            that lives as long as this object).
+        library: register graphrot's kernels. None: where they are installed; True: they must be; False:
+            the model's own functions run. Models without graphrot's operators never need them.
+        threads: threads of ONNX Runtime; None: its own choice.
+        accuracy_level: ``session.qdq_matmulnbits_accuracy_level``: 0 keeps activations of weight-only Q/DQ
+            models in float, 4 allows int8. None: 0 for graphrot's portable files, whose activations carry
+            their own Q/DQ, else the runtime's default.
+        optimize: False runs the graph as it is written.
+        sizes: values for symbolic dimensions of cache inputs other than batch and length.
+
+    Raises:
+        InputRefused: the file is missing, or its inputs and outputs are not a decoder's.
+        Unrunnable: ONNX Runtime does not take it.
+        EnvironmentProblem: ``library`` is True and the library is not installed.
+    """
+
+    def __init__(
+        self,
+        model: Path | str | ir.Model,
+        *,
+        library: bool | None = None,
+        threads: int | None = None,
+        accuracy_level: int | None = None,
+        optimize: bool = True,
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self.path = self._place(model)
+        header = _read_header(self.path)
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        options.intra_op_num_threads = threads or 0
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if not optimize:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        if accuracy_level is not None:
+            options.add_session_config_entry(_EXACT_QDQ[0], str(accuracy_level))
+        elif target_of(header.metadata_props) == "portable":
+            options.add_session_config_entry(*_EXACT_QDQ)
+        needed = "graphrot" in header.opset_imports
+        self.uses_library = needed and (library is True or (library is None and native.is_available()))
+        if self.uses_library:
+            native.register(options)
+        try:
+            self._session = ort.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime has a class of its own for every status code
+            raise Unrunnable(
+                "ONNX Runtime does not load the model", where=str(self.path), why=str(error).strip()[:600]
+            ) from error
+        self._inputs = {value.name: value for value in self._session.get_inputs()}
+        outputs = {value.name: value for value in self._session.get_outputs()}
+        self._caches = self._pair_caches(set(outputs), dict(sizes or {}))
+        self._logits = self._find_logits(outputs)
+        last = outputs[self._logits].shape[-1] if outputs[self._logits].shape else None
+        self._vocabulary = last if isinstance(last, int) else None
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether the file takes a KV cache."""
+        return bool(self._caches)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of logits; token ids below it are valid."""
+        if self._vocabulary is None:
+            logits, _ = self.run(np.zeros((1, 1), dtype=np.int64))
+            self._vocabulary = int(logits.shape[-1])
+        return self._vocabulary
+
+    def run(self, tokens: np.ndarray, cache: Cache | None = None) -> tuple[np.ndarray, Cache]:
+        """Run ``tokens [B, S]`` after what ``cache`` holds (None: nothing).
+
+        Returns:
+            Logits ``[B, S, V]`` (float32; float64 for a float64 model) and the cache to go on with. The
+            given cache stays valid.
+
+        Raises:
+            InputRefused: ONNX Runtime fails on these inputs.
+        """
+        tokens = np.ascontiguousarray(tokens, dtype=np.int64)
+        new = tokens.shape[1]
+        if not self._caches and cache is not None and cache.tokens is not None:
+            tokens = np.concatenate([cache.tokens, tokens], axis=1)
+        past = cache.length if cache is not None and self._caches else 0
+        feeds = self._feeds(tokens, past)
+        for position, entry in enumerate(self._caches):
+            feeds[entry.name] = cache.tensors[position] if cache is not None else _empty(entry, len(tokens))
+        names = [self._logits, *(entry.present for entry in self._caches)]
+        try:
+            results = self._session.run_with_ort_values(names, feeds)
+        except Exception as error:  # as above
+            raise InputRefused(
+                "ONNX Runtime failed to run the model",
+                where=f"{self.path}: {tokens.shape[0]} x {tokens.shape[1]} tokens after {past}",
+                why=str(error).strip()[:600],
+            ) from error
+        logits = results[0].numpy()
+        if logits.dtype == np.float16:
+            logits = logits.astype(np.float32)
+        total = past + tokens.shape[1]
+        if self._caches:
+            return logits, Cache(total, tuple(results[1:]))
+        return logits[:, -new:], Cache(total, tokens=tokens)
+
+    def _feeds(self, tokens: np.ndarray, past: int) -> dict[str, Any]:
+        batch, count = tokens.shape
+        positions = np.broadcast_to(np.arange(past, past + count), (batch, count))
+        plain = {_TOKENS: tokens, _MASK: np.ones((batch, past + count)), _POSITIONS: positions}
+        return {
+            name: _value(np.ascontiguousarray(array, dtype=_DTYPES[self._inputs[name].type]))
+            for name, array in plain.items()
+            if name in self._inputs
+        }
+
+    def _place(self, model: Path | str | ir.Model) -> Path:
+        if isinstance(model, ir.Model):
+            self._scratch = tempfile.TemporaryDirectory(prefix="graphrot-session-", ignore_cleanup_errors=True)
+            path = Path(self._scratch.name) / "model.onnx"
+            ir.save(model, path, external_data="model.onnx.data")
+            return path
+        path = Path(model)
+        path = path / "model.onnx" if path.is_dir() else path
+        if not path.is_file():
+            raise InputRefused("There is no such model", where=str(path), do="give an .onnx file or a converted folder")
+        return path
+
+    def _pair_caches(self, outputs: set[str], sizes: dict[str, int]) -> tuple[_CacheInput, ...]:
+        caches: list[_CacheInput] = []
+        for name, value in self._inputs.items():
+            if name in (_TOKENS, _MASK, _POSITIONS):
+                if value.type not in _DTYPES:
+                    raise self._not_a_decoder(f"input {name!r} is {value.type}")
+                continue
+            present = name.replace("past_key_values", "present").replace("past", "present")
+            if present == name or present not in outputs:
+                raise self._not_a_decoder(f"input {name!r} is neither of {_TOKENS}, {_MASK}, {_POSITIONS} nor a cache")
+            if value.type not in _DTYPES or len(value.shape) != 4:
+                raise self._not_a_decoder(f"cache input {name!r} is {value.type} {value.shape}, not of rank 4")
+            _, heads, _, width = (sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in value.shape)
+            if not isinstance(heads, int) or not isinstance(width, int):
+                raise self._not_a_decoder(f"cache input {name!r} leaves heads or width open: {value.shape}")
+            caches.append(_CacheInput(name, present, (0, heads, 0, width), _DTYPES[value.type]))
+        if _TOKENS not in self._inputs:
+            raise self._not_a_decoder(f"it has no input {_TOKENS!r}")
+        return tuple(caches)
+
+    def _find_logits(self, outputs: Mapping[str, Any]) -> str:
+        presents = {entry.present for entry in self._caches}
+        rest = [name for name in outputs if name not in presents]
+        if "logits" in rest:
+            return "logits"
+        if len(rest) == 1:
+            return rest[0]
+        raise self._not_a_decoder(f"no output is called logits; there are {', '.join(rest)}")
+
+    def _not_a_decoder(self, why: str) -> InputRefused:
+        return InputRefused(
+            "The model's inputs and outputs are not those of a decoder",
+            where=str(self.path),
+            why=why,
+            do="give a decoder with input_ids in, logits out and, if it has caches, past_key_values.N.key/value",
+        )
+
+
+def open_decoder(
+    model: Path | str | ir.Model, *, library: bool | None = None, threads: int | None = None
+) -> DecoderSession:
+    """Open a decoder for running; see :class:`DecoderSession`."""
+    return DecoderSession(model, library=library, threads=threads)
+
+
+def target_of(metadata: Mapping[str, str]) -> str | None:
+    """The target that graphrot wrote a model for, out of the recipe in its metadata."""
+    try:
+        recipe = json.loads(metadata.get("graphrot.recipe", "null"))
+    except json.JSONDecodeError:
+        return None
+    target = recipe.get("target") if isinstance(recipe, dict) else None
+    return target if isinstance(target, str) else None
+
+
+def _read_header(path: Path) -> ir.Model:
+    try:
+        return ir.load(path)
+    except Exception as error:  # the parser raises whatever it meets in a broken file
+        raise InputRefused(
+            "The file is not an ONNX model", where=str(path), why=f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _empty(entry: _CacheInput, batch: int) -> Any:
+    _, heads, length, width = entry.shape
+    return _value(np.zeros((batch, heads, length, width), dtype=entry.dtype))
+
+
+def _value(array: np.ndarray) -> Any:
+    return ort.OrtValue.ortvalue_from_numpy(array)
