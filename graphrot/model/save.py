@@ -1,8 +1,8 @@
 """Write a converted model: everything into a temporary sibling, then renames. All or nothing.
 
 Folder form: ``model.onnx``, ``model.onnx.data``, ``graphrot.json`` and the tokenizer's files. File form:
-``X.onnx``, ``X.onnx.data``, ``X.graphrot.json``. Weights are streamed tensor by tensor from where they are
-mapped; nothing holds the whole model.
+``X.onnx``, ``X.onnx.data``, ``X.graphrot.json``. Further texts, such as the plan, go beside them.
+Weights are streamed tensor by tensor from where they are mapped; nothing holds the whole model.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import onnx_ir as ir
@@ -35,7 +36,13 @@ class Saved:
 
 
 def save_directory(
-    model: ir.Model, manifest: Mapping[str, Any], tokenizer_dir: Path | None, target: Path, *, force: bool = False
+    model: ir.Model,
+    manifest: Mapping[str, Any],
+    tokenizer_dir: Path | None,
+    target: Path,
+    *,
+    force: bool = False,
+    texts: Mapping[str, str] = MappingProxyType({}),
 ) -> Saved:
     """Write the folder form.
 
@@ -45,7 +52,8 @@ def save_directory(
         manifest: content of graphrot.json; ``sizes.model_bytes`` is set here, where it is first known.
         tokenizer_dir: folder whose tokenizer files are copied; None copies none.
         target: the folder to write.
-        force: replace a folder that an earlier conversion wrote, or an empty one.
+        force: replace a folder that an earlier conversion wrote.
+        texts: name -> content of further files, such as ``plan.json``.
 
     Raises:
         UsageError: the target exists and may not be replaced, or its parent does not exist.
@@ -55,7 +63,8 @@ def save_directory(
     with _writing(target) as work:
         made = work / target.name
         made.mkdir()
-        size = _write(model, manifest, made / MODEL, made / MANIFEST)
+        size = save_model(model, made / MODEL)
+        _write_texts(made, {MANIFEST: _with_size(manifest, size), **texts})
         for file in tokenizer_files(tokenizer_dir) if tokenizer_dir is not None else []:
             shutil.copyfile(file, made / file.name)
         _sync(made)
@@ -63,18 +72,40 @@ def save_directory(
     return Saved(target / MODEL, size)
 
 
-def save_file(model: ir.Model, manifest: Mapping[str, Any], target: Path, *, force: bool = False) -> Saved:
-    """Write the file form; arguments and errors as for :func:`save_directory`."""
+def save_file(
+    model: ir.Model,
+    manifest: Mapping[str, Any],
+    target: Path,
+    *,
+    force: bool = False,
+    texts: Mapping[str, str] = MappingProxyType({}),
+) -> Saved:
+    """Write the file form; arguments and errors as for :func:`save_directory`.
+
+    ``texts`` get the target's stem in front of their names (``X.plan.json``).
+    """
     refuse_target(target, force=force)
     with _writing(target) as work:
         made = work / "made"
         made.mkdir()
-        names = _file_names(target)
-        size = _write(model, manifest, made / names[-1], made / names[1])
+        size = save_model(model, made / target.name)
+        named = {MANIFEST: _with_size(manifest, size), **texts}
+        _write_texts(made, {f"{target.stem}.{name}": text for name, text in named.items()})
         _sync(made)
         # The .onnx comes last: once it is there, all of it is.
-        _install([(made / name, target.with_name(name)) for name in names if (made / name).exists()], work)
+        files = sorted(made.iterdir(), key=lambda file: file.name == target.name)
+        _install([(file, target.with_name(file.name)) for file in files], work)
     return Saved(target, size)
+
+
+def save_model(model: ir.Model, path: Path) -> int:
+    """Write ``path`` and its weights to ``path`` + ``.data``; returns the bytes of both.
+
+    Not atomic by itself. The model may be mapped from any files but these two.
+    """
+    data = path.with_name(path.name + ".data")
+    ir.save(model, path, external_data=data.name, alignment=64, align_threshold=0)
+    return path.stat().st_size + (data.stat().st_size if data.exists() else 0)
 
 
 def refuse_target(target: Path, *, force: bool = False) -> None:
@@ -89,11 +120,12 @@ def refuse_target(target: Path, *, force: bool = False) -> None:
             "The folder for the output does not exist", where=str(target.absolute().parent), do="create it first"
         )
     if target.suffix == ".onnx":
-        taken = [file for file in (target.with_name(name) for name in _file_names(target)) if _exists(file)]
+        names = (target.name, f"{target.name}.data", f"{target.stem}.{MANIFEST}")
+        taken = [file for file in (target.with_name(name) for name in names) if _exists(file)]
         if any(file.is_dir() for file in taken):
             raise UsageError("The output is a folder's name", where=str(target), do="give another name")
     else:
-        taken = [target] if _exists(target) else []
+        taken = [target] if _exists(target) and not _empty_folder(target) else []
     if taken and not force:
         raise UsageError(
             "The output already exists",
@@ -110,16 +142,16 @@ def refuse_target(target: Path, *, force: bool = False) -> None:
         )
 
 
-def _file_names(target: Path) -> tuple[str, str, str]:
-    return target.name + ".data", f"{target.stem}.{MANIFEST}", target.name
-
-
 def _exists(path: Path) -> bool:
     return path.exists() or path.is_symlink()
 
 
+def _empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
 def _ours(folder: Path) -> bool:
-    return folder.is_dir() and ((folder / MANIFEST).is_file() or not any(folder.iterdir()))
+    return folder.is_dir() and (folder / MANIFEST).is_file()
 
 
 @contextlib.contextmanager
@@ -141,14 +173,14 @@ def _writing(target: Path) -> Iterator[Path]:
             shutil.rmtree(work, ignore_errors=True)
 
 
-def _write(model: ir.Model, manifest: Mapping[str, Any], path: Path, manifest_path: Path) -> int:
-    """Write the model and its manifest; returns the model's bytes."""
-    data = path.with_name(path.name + ".data")
-    ir.save(model, path, external_data=data.name, alignment=64, align_threshold=0)
-    size = path.stat().st_size + (data.stat().st_size if data.exists() else 0)
+def _with_size(manifest: Mapping[str, Any], size: int) -> str:
     content = {**manifest, "sizes": {**manifest.get("sizes", {}), "model_bytes": size}}
-    manifest_path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    return size
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _write_texts(folder: Path, texts: Mapping[str, str]) -> None:
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _sync(folder: Path) -> None:
