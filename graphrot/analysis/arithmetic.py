@@ -1,0 +1,212 @@
+"""Elementwise arithmetic and reductions.
+
+A sum of two tensors ties their channels together. A product by a run-time tensor passes if one number
+multiplies the whole row; a product by a constant per channel is a *gain* and starts new channels.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphrot.analysis.labels import Labels, coordinates, other_axes
+from graphrot.analysis.visit import Visit
+
+
+def add(v: Visit) -> None:
+    """Add, Sub and Sum of two.
+
+    1. plus a constant: the constant is a producer (bias); zeros change nothing;
+    2. plus one number per row: passes if the matrix keeps the all-ones vector;
+    3. two tensors whose channels begin at opaque nodes, used only here: a cut (RoPE ends this way);
+    4. plus another tensor: channels that meet take the same coordinate.
+    """
+    if len(v.node.inputs) != 2:
+        v.opaque()
+        return
+    a, b = v.labels(0), v.labels(1)
+    if (a is not None and a.squared) or (b is not None and b.squared) or (a is None and b is None):
+        v.opaque()
+    elif a is None or b is None:
+        position = 0 if a is None else 1
+        labels = b if a is None else a
+        assert labels is not None
+        if v.constant(position):
+            _add_constant(v, labels, position)
+        elif not _add_row_number(v, labels, None, position):
+            v.opaque()
+    elif _add_row_number(v, a, b, 1) or _add_row_number(v, b, a, 0):
+        return
+    elif _all_opaque(v, a) and _all_opaque(v, b) and _only_here(v):
+        v.opaque()
+    else:
+        shape = v.output_shape()
+        left, right = a.broadcast(shape, v.salt), b.broadcast(shape, v.salt)
+        v.edge(left, right)
+        v.set(left.renamed(v.salt))
+
+
+def _only_here(v: Visit) -> bool:
+    return all(i is not None and v.graph.scope.single_use(i) for i in v.node.inputs)
+
+
+def _all_opaque(v: Visit, labels: Labels) -> bool:
+    return all(s.kind in ("opaque", "gain") for s in v.graph.table.owners(labels.channels))
+
+
+def _add_constant(v: Visit, labels: Labels, position: int) -> None:
+    if v.node in v.graph.folded:
+        v.set(labels)
+        return
+    shape = v.output_shape()
+    if labels.shape != shape:
+        v.opaque("a constant makes its rows longer")
+        return
+    numbers = v.number(position)
+    if numbers is not None and numbers.size <= 1 << 20 and not numbers.any():
+        v.set(labels)
+        return
+    bias = v.bias(position, shape)
+    if bias is None:
+        v.opaque("it adds a constant that cannot be rewritten")
+        return
+    v.edge(labels, bias)
+    v.set(labels.renamed(v.salt))
+
+
+def _add_row_number(v: Visit, labels: Labels, other: Labels | None, position: int) -> bool:
+    """``labels`` plus a run-time tensor with one number for each row of channels."""
+    shape, size = v.output_shape(), v.shape(position)
+    if size is None or labels.shape != shape:
+        return False
+    padded = (1,) * (len(shape) - len(size)) + size
+    if not any(padded[d] == 1 and labels.varies(d) for d in range(len(shape))):
+        return False
+    v.key(labels, _indices(size, shape), "one number is added to whole rows")
+    v.mean(labels)
+    v.block(other, "its elements are added to whole rows of channels")
+    v.set(labels.renamed(v.salt))
+    return True
+
+
+def _indices(size: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
+    """The flat index of the element of a tensor of shape ``size`` that meets each element of ``shape``."""
+    return np.broadcast_to(coordinates(size, range(len(size))), shape)
+
+
+def multiply(v: Visit) -> None:
+    """Mul and Div."""
+    division = v.node.op_type == "Div"
+    if not division and v.value(0) is v.value(1):
+        square(v)
+        return
+    for position in (0, 1):
+        labels = v.labels(position)
+        if labels is None or labels.squared or labels.shape != v.output_shape() or (division and position == 1):
+            continue
+        if v.constant(1 - position):
+            _multiply_constant(v, labels, 1 - position)
+            return
+        if _multiply_rows(v, labels, 1 - position):
+            return
+    v.opaque()
+
+
+def _multiply_constant(v: Visit, labels: Labels, position: int) -> None:
+    if v.node in v.graph.folded:
+        v.set(labels)
+        return
+    numbers = v.number(position)
+    if numbers is not None and numbers.size and (numbers == numbers.reshape(-1)[0]).all():
+        v.set(labels.renamed(v.salt))
+        return
+    reason = "it multiplies each channel by its own constant"
+    size = v.shape(position)
+    if size is not None and numbers is not None:
+        padded = (1,) * (labels.rank - len(size)) + size
+        if not any(padded[d] > 1 and labels.varies(d) for d in range(labels.rank)):
+            v.key(labels, _indices(size, labels.shape), reason)
+            v.set(labels.renamed(v.salt, _indices(size, labels.shape)))
+            return
+    if v.node.op_type == "Mul" and v.readable(position):
+        v.block(labels, reason)
+        v.source("gain", operand=position)
+        return
+    v.opaque(reason)
+
+
+def _multiply_rows(v: Visit, labels: Labels, position: int) -> bool:
+    """By a run-time tensor. It passes if it has one number for the row, and the row is the last axis
+    with different channels; a product along heads only (RoPE's cosine) would pass too, but it hides the
+    better place behind it."""
+    size = v.shape(position)
+    varying = [d for d in range(labels.rank) if labels.varies(d)]
+    if size is None or not varying:
+        return False
+    padded = (1,) * (labels.rank - len(size)) + size
+    if padded[varying[-1]] != 1:
+        return False
+    indices = _indices(size, labels.shape)
+    v.key(labels, indices, "it multiplies groups of channels by different numbers")
+    v.block(v.labels(position), "its elements multiply whole rows of channels")
+    v.set(labels.renamed(v.salt, indices))
+    return True
+
+
+def square(v: Visit) -> None:
+    labels = v.labels(0)
+    if labels is None or labels.squared:
+        v.opaque()
+        return
+    v.set(labels.square(v.salt))
+
+
+def power(v: Visit) -> None:
+    exponent = v.number(1)
+    if exponent is not None and exponent.size and (exponent == 2).all():
+        square(v)
+    else:
+        v.opaque()
+
+
+def reduce(v: Visit) -> None:
+    """ReduceMean, ReduceSum, ReduceL2, ReduceSumSquare.
+
+    1. of squares: a rotation within the reduced rows changes nothing;
+    2. a mean or sum over channels: if the matrix keeps the all-ones vector;
+    3. a mean or sum over an axis with the same channels everywhere: passes.
+    """
+    labels = v.labels(0)
+    op = v.node.op_type
+    if labels is None:
+        v.opaque()
+        return
+    axes = v.axes()
+    if axes is None and v.value(1) is None and not v.integer("noop_with_empty_axes", 0):
+        axes = list(range(labels.rank))
+    if not axes:
+        v.opaque()
+        return
+    axes = sorted(a % labels.rank for a in axes)
+    rows = other_axes(labels.rank, *axes)
+    squares = op in ("ReduceL2", "ReduceSumSquare")
+    if squares == labels.squared:
+        v.opaque()
+    elif squares or labels.squared:
+        v.key_rows(labels, rows, "it sums squares over a part of the channels")
+        v.source("opaque")
+    elif any(labels.varies(a) for a in axes) or len(axes) != 1:
+        v.key_rows(labels, rows, "it sums over a part of the channels")
+        v.mean(labels)
+        v.source("opaque")
+    else:
+        _sum_copies(v, labels, axes[0])
+
+
+def _sum_copies(v: Visit, labels: Labels, axis: int) -> None:
+    first = labels.take([0], axis)
+    if not labels.uniform(axis):
+        v.opaque()
+        return
+    v.key_rows(labels, [axis], "it sums rows")
+    kept = first.renamed(v.salt)
+    v.set(kept if v.integer("keepdims", 1) else kept.reshape(v.output_shape()))

@@ -1,0 +1,208 @@
+"""Per-channel gains that can move forward into the matmuls that read them.
+
+A gain folds if nothing but constant matmuls reads its channels, save one constant shift on the way. The
+graph stays as it is: a folded gain is visited again as if it were neutral, which may free the gain in
+front of it. So folds are found in rounds, and must be replayed in the order given here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from graphrot.analysis.labels import Source, coordinates
+from graphrot.analysis.norms import NORM_OPS
+from graphrot.analysis.provenance import Provenance
+from graphrot.analysis.scope import constant_shape
+from graphrot.analysis.types import GainConsumer, GainFold, WeightUse, encode_runs
+from graphrot.analysis.visit import Consumer
+
+
+@dataclass
+class _Readers:
+    """What happens to the channels of one source."""
+
+    barred: bool = False
+    """Something other than a constant matmul or an edge touches them."""
+    consumers: list[Consumer] = field(default_factory=list)
+    partners: dict[int, None] = field(default_factory=dict)
+    """Sources that an edge joins with this one, by index."""
+
+
+def fold_gains(provenance: Provenance) -> tuple[GainFold, ...]:
+    """Find all gains that fold, to a fixpoint. The labels of ``provenance`` end up as after the folds.
+
+    Returns:
+        Folds in the order in which they must be made: by round, then in graph order.
+    """
+    folds: list[GainFold] = []
+    while True:
+        readers = _read(provenance)
+        found: list[tuple[int, GainFold, list[ir.Node]]] = []
+        for source in provenance.graph.table.sources:
+            if source.kind != "gain" or source.node in provenance.graph.folded:
+                continue
+            fold = _try(provenance, source, readers)
+            if fold is not None:
+                assert source.node is not None
+                found.append((provenance.scope.index[source.node], *fold))
+        if not found:
+            return tuple(folds)
+        found.sort(key=lambda item: item[0])
+        folds.extend(fold for _, fold, _ in found)
+        provenance.fold(dict.fromkeys(node for _, _, nodes in found for node in nodes))
+
+
+def _read(provenance: Provenance) -> dict[int, _Readers]:
+    table = provenance.graph.table
+    readers: dict[int, _Readers] = defaultdict(_Readers)
+
+    def owners(ids: np.ndarray) -> list[int]:
+        return [int(i) for i in np.unique(table.index_of(ids))]
+
+    for _, record in provenance.all_records():
+        barred = [k.ids for k in record.keys if not k.consumed] + [b.ids for b in record.blocks]
+        barred += [c.ids for c in record.contractions] + record.mixed
+        for ids in barred:
+            for index in owners(ids):
+                readers[index].barred = True
+        for edge in record.edges:
+            left, right = table.index_of(edge.left), table.index_of(edge.right)
+            for a, b in {(int(x), int(y)) for x, y in np.unique(np.stack([left, right], 1), axis=0)}:
+                readers[a].partners[b] = None
+                readers[b].partners[a] = None
+        for consumer in record.consumers:
+            for index in owners(consumer.labels.channels):
+                readers[index].consumers.append(consumer)
+    return readers
+
+
+def _try(provenance: Provenance, source: Source, readers: dict[int, _Readers]) -> tuple[GainFold, list[ir.Node]] | None:
+    own = readers[source.index]
+    node, position = source.node, source.operand
+    assert node is not None and position is not None
+    gain = node.inputs[position]
+    partners = [provenance.graph.table.sources[i] for i in own.partners if i != source.index]
+    if own.barred or not own.consumers or gain is None or not gain.name or len(partners) > 1:
+        return None
+    index = _gain_index(source, gain)
+    if index is None:
+        return None
+    consumers: list[GainConsumer] = []
+    for consumer in own.consumers:
+        taken = _consumer(source, consumer, index)
+        if taken is None:
+            return None
+        consumers.append(taken)
+    fold = GainFold(
+        node=_name(node),
+        op=node.op_type,
+        form="norm" if node.op_type in NORM_OPS else "mul",
+        gain=gain.name,
+        gain_input=position,
+        consumers=tuple(consumers),
+    )
+    if not partners:
+        return fold, [node]
+    return _with_shift(provenance, fold, source, partners[0], readers)
+
+
+def _with_shift(
+    provenance: Provenance, fold: GainFold, source: Source, shift: Source, readers: dict[int, _Readers]
+) -> tuple[GainFold, list[ir.Node]] | None:
+    """The one other producer is a constant that is added right behind the gain, for all consumers."""
+    node, own = shift.node, source.node
+    if shift.kind != "bias" or node is None or own is None or shift.count != source.count or shift.value.name is None:
+        return None
+    if readers[shift.index].barred or set(readers[shift.index].partners) != {source.index}:
+        return None
+    if fold.form == "mul" and (node.op_type != "Add" or not _directly_behind(provenance, own, node)):
+        return None
+    if fold.form == "norm" and node is not own:
+        return None
+    if source.axes != (len(source.shape) - 1,) or not _aligned(provenance, source, shift):
+        return None
+    for consumer in readers[source.index].consumers:
+        weight = consumer.node.inputs[consumer.operand]
+        shape = None if weight is None else constant_shape(weight)
+        scaled = any(
+            consumer.node.attributes[k].as_float() != 1.0 for k in ("alpha", "beta") if k in consumer.node.attributes
+        )
+        if shape is None or len(shape) != 2 or scaled:
+            return None
+    full = GainFold(
+        **{k: getattr(fold, k) for k in ("node", "op", "form", "gain", "gain_input", "consumers")},
+        shift=shift.value.name,
+        shift_node=_name(node),
+        shift_input=shift.operand,
+    )
+    return full, list(dict.fromkeys([own, node]))
+
+
+def _directly_behind(provenance: Provenance, gain: ir.Node, shift: ir.Node) -> bool:
+    value = gain.outputs[0]
+    while True:
+        uses = provenance.scope.uses(value)
+        if len(uses) != 1 or value.is_graph_output():
+            return False
+        user = uses[0][0]
+        if user is shift:
+            return True
+        if user.op_type not in ("Cast", "Identity"):
+            return False
+        value = user.outputs[0]
+
+
+def _aligned(provenance: Provenance, source: Source, shift: Source) -> bool:
+    """Channel k of the gain meets channel k of the shift."""
+    for _, record in provenance.all_records():
+        for edge in record.edges:
+            for a, b in ((edge.left, edge.right), (edge.right, edge.left)):
+                here = (a >= source.base) & (a < source.base + source.count)
+                if here.any() and not np.array_equal(a[here] - source.base, b[here] - shift.base):
+                    return False
+    return True
+
+
+def _gain_index(source: Source, gain: ir.Value) -> np.ndarray | None:
+    """For every channel of the source, the flat index into the gain; None if that is not unique."""
+    shape = constant_shape(gain)
+    if shape is None:
+        return None
+    count = int(np.prod(shape, dtype=np.int64))
+    elements = np.broadcast_to(np.arange(count).reshape(shape), source.shape)
+    channels = coordinates(source.shape, source.axes)
+    index = np.full(source.count, -1, dtype=np.int64)
+    index[channels.reshape(-1)] = elements.reshape(-1)
+    return index if np.array_equal(index[channels], elements) else None
+
+
+def _consumer(source: Source, consumer: Consumer, index: np.ndarray) -> GainConsumer | None:
+    """The consumer reads nothing but this gain's channels, the same ones in every row."""
+    ids = consumer.labels.rows(consumer.axis).ids - source.base
+    if ids.min() < 0 or ids.max() >= source.count:
+        return None
+    rows = index[ids]
+    if not (rows == rows[:1]).all():
+        return None
+    operand = consumer.node.inputs[consumer.operand]
+    if operand is None or not operand.name:
+        return None
+    use = WeightUse(
+        node=_name(consumer.node),
+        op=consumer.node.op_type,
+        input=consumer.operand,
+        tensor=operand.name,
+        axis=consumer.operand_axis,
+        groups=(encode_runs(range(rows.shape[1])),),
+    )
+    return GainConsumer(use=use, index=encode_runs(rows[0].tolist()))
+
+
+def _name(node: ir.Node) -> str:
+    name = node.outputs[0].name
+    assert name
+    return name

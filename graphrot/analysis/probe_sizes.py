@@ -1,0 +1,241 @@
+"""Sizes for the probe, from the structure of the graph's inputs; names mean nothing.
+
+Equal symbolic dimensions share one size; a dimension without a name stands alone. What a dimension can
+be follows from where it stands:
+
+1. first axis of an input of rank 2 and more: the batch ``b``;
+2. other axis of a cache (a float input of rank 4 with a graph output of rank 4 that has the same static
+   dimensions): the past ``p``;
+3. second axis of an input of rank 2: the sequence ``s``, the past, or both together ``t = p + s``; the
+   ids of a table lookup come first and are ``s``;
+4. the only axis of an input of rank 1: ``s``, ``t`` or ``b``;
+5. other axes of masks of rank 3 and 4: ``s`` and ``t``; axes before the last two of a mask of rank 4: 1.
+
+The right choice among several is the first one with which the graph runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from graphrot.analysis.scope import Scope
+from graphrot.errors import UsageError
+from graphrot.graph import FLOATS
+
+Role = str
+"""``b``, ``s``, ``p``, ``t`` or ``1``."""
+
+_MAX_CHOICES = 96
+
+
+@dataclass(frozen=True)
+class Run:
+    """The sizes of one run."""
+
+    batch: int
+    sequence: int
+    past: int
+
+    def size(self, role: Role) -> int:
+        return {"b": self.batch, "s": self.sequence, "p": self.past, "t": self.past + self.sequence, "1": 1}[role]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One role for every free dimension."""
+
+    roles: Mapping[str, Role]
+    fixed: Mapping[str, int]
+    dims: Mapping[str, tuple[int | str, ...]]
+
+    def shapes(self, run: Run) -> dict[str, tuple[int, ...]]:
+        """Concrete shapes of all graph inputs."""
+        known = {name: run.size(role) for name, role in self.roles.items()} | dict(self.fixed)
+        return {
+            name: tuple(d if isinstance(d, int) else _evaluate(d, known) for d in dims)
+            for name, dims in self.dims.items()
+        }
+
+    def words(self, run: Run) -> str:
+        return ", ".join(f"{name} {list(shape)}" for name, shape in self.shapes(run).items())
+
+
+class Sizes:
+    """All sensible choices for the inputs of a graph.
+
+    Args:
+        scope: the graph.
+        fixed: sizes given by the user for symbolic dimensions, by name.
+
+    Raises:
+        UsageError: ``fixed`` names a dimension that no input has, or a size below 1.
+    """
+
+    def __init__(self, scope: Scope, fixed: Mapping[str, int] | None) -> None:
+        self._scope = scope
+        graph = scope.model.graph
+        self.inputs = [v for v in graph.inputs if v.name not in graph.initializers]
+        self._fixed = dict(fixed or {})
+        self._dims: dict[str, tuple[int | str, ...]] = {}
+        self.declared: list[str] = []
+        for value in self.inputs:
+            assert value.name
+            self._dims[value.name] = tuple(self._dim(value, k) for k in range(len(value.shape or ())))
+        self._check_fixed()
+        self._candidates = self._collect()
+
+    def _dim(self, value: ir.Value, axis: int) -> int | str:
+        assert value.shape is not None
+        dim = value.shape[axis]
+        if isinstance(dim, int):
+            return dim
+        if dim.value is None:
+            return f"?{value.name}?{axis}"
+        if dim.value not in self.declared:
+            self.declared.append(dim.value)
+        return dim.value
+
+    def _check_fixed(self) -> None:
+        for name, size in self._fixed.items():
+            if name not in self.declared:
+                raise UsageError(
+                    f"There is no symbolic dimension {name!r} among the graph's inputs",
+                    where="sizes",
+                    do=f"the names are {', '.join(self.declared) or 'none'}",
+                )
+            if size < 0:
+                raise UsageError(f"The size of dimension {name!r} is {size}", where="sizes", do="give 0 or more")
+
+    def static_sizes(self) -> set[int]:
+        """Numbers that a free size should not equal, so that it cannot be taken for one of them."""
+        return {d for dims in self._dims.values() for d in dims if isinstance(d, int)} | set(self._fixed.values())
+
+    def is_cache(self, value: ir.Value) -> bool:
+        """A float input of rank 4 with a counterpart among the outputs."""
+        dims = self._dims[value.name or ""]
+        if len(dims) != 4 or value.dtype not in FLOATS:
+            return False
+        static = {k: d for k, d in enumerate(dims) if isinstance(d, int)}
+        for output in self._scope.model.graph.outputs:
+            shape = output.shape
+            if shape is None or len(shape) != 4:
+                continue
+            if all(not isinstance(shape[k], int) or shape[k] == d for k, d in static.items() if k in (1, 3)):
+                return True
+        return False
+
+    def _is_lookup_index(self, value: ir.Value) -> bool:
+        for node, position in self._scope.uses(value):
+            if node.op_type == "Gather" and position == 1 and self._scope.readable(node.inputs[0]):
+                return True
+            if node.op_type in ("Cast", "Reshape", "Identity") and any(self._is_lookup_index(o) for o in node.outputs):
+                return True
+        return False
+
+    def _collect(self) -> dict[str, tuple[Role, ...]]:
+        cached = any(self.is_cache(v) for v in self.inputs)
+        found: dict[str, tuple[Role, ...]] = {}
+        order = sorted(self.inputs, key=lambda v: (not self.is_cache(v), not self._is_lookup_index(v)))
+        for value in order:
+            for axis, dim in enumerate(self._dims[value.name or ""]):
+                if (isinstance(dim, str) and dim not in self._fixed and dim not in found and dim.isidentifier()) or (
+                    isinstance(dim, str) and dim.startswith("?")
+                ):
+                    found[dim] = self._roles(value, axis, cached)
+        for dims in self._dims.values():
+            for dim in dims:
+                if isinstance(dim, str) and dim not in found and dim not in self._fixed:
+                    for part in _symbols(dim):
+                        if part not in self._fixed:
+                            found.setdefault(part, ("s", "p", "b", "t"))
+        return found
+
+    def _roles(self, value: ir.Value, axis: int, cached: bool) -> tuple[Role, ...]:
+        rank = len(self._dims[value.name or ""])
+        if axis == 0 and rank >= 2:
+            return ("b",)
+        if self.is_cache(value):
+            return ("p",)
+        if rank == 1:
+            return ("s", "t", "b") if cached else ("s", "b")
+        if not cached:
+            return ("1", "s") if rank == 4 and axis == 1 else ("s",)
+        if rank == 2:
+            return ("s",) if self._is_lookup_index(value) else ("t", "s", "p")
+        if rank == 4 and axis == 1:
+            return ("1",)
+        return ("s", "t") if axis < rank - 1 else ("t", "s")
+
+    def choices(self) -> Iterator[Choice]:
+        """From the most to the least sensible, at most a few dozen."""
+        names = list(self._candidates)
+        ranked = itertools.product(*(range(len(self._candidates[n])) for n in names))
+        for picks in sorted(itertools.islice(ranked, 4096), key=sum)[:_MAX_CHOICES]:
+            roles = {name: self._candidates[name][k] for name, k in zip(names, picks, strict=True)}
+            yield Choice(roles, self._fixed, self._dims)
+
+    def runs(self) -> list[tuple[Run, Run]]:
+        """Pairs of runs: every role has two sizes, none of them a static one.
+
+        Some operators run only with one sequence at a time when there is a past, or one token at a time
+        for several sequences; graphs that hold them are probed with the later pairs. The last pair is for
+        graphs that run at batch 1 only.
+        """
+        taken = self.static_sizes()
+        free = [n for n in range(2, 64) if n not in taken]
+        batch, sequence, past = _three(free, taken)
+        other_batch, other_sequence, other_past = _three([n for n in free if n not in (batch, sequence, past)], taken)
+        return [
+            (Run(batch, sequence, past), Run(other_batch, other_sequence, other_past)),
+            (Run(1, sequence, past), Run(other_batch, 1, other_past)),
+            (Run(1, sequence, past), Run(1, other_sequence, other_past)),
+        ]
+
+
+def _three(free: list[int], taken: set[int]) -> tuple[int, int, int]:
+    for first, second, third in itertools.combinations(free, 3):
+        if second + third not in taken | {first}:
+            return first, second, third
+    return 2, 3, 5
+
+
+def _symbols(expression: str) -> list[str]:
+    try:
+        tree = ast.parse(expression, mode="eval")
+    except SyntaxError:
+        return [expression]
+    return [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
+
+
+def _evaluate(expression: str, known: Mapping[str, int]) -> int:
+    """A symbol, or sums, differences and products of symbols and integers."""
+    if expression in known:
+        return known[expression]
+    return _number(ast.parse(expression, mode="eval").body, known)
+
+
+def _number(node: ast.expr, known: Mapping[str, int]) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.Name) and node.id in known:
+        return known[node.id]
+    if isinstance(node, ast.BinOp):
+        left, right = _number(node.left, known), _number(node.right, known)
+        if isinstance(node.op, ast.Add):
+            return left + right
+        if isinstance(node.op, ast.Sub):
+            return left - right
+        if isinstance(node.op, ast.Mult):
+            return left * right
+        if isinstance(node.op, ast.FloorDiv):
+            return left // right
+    raise UsageError(
+        f"The dimension {ast.unparse(node)!r} is not understood",
+        where="graph inputs",
+        do="export the model with plain names for its dynamic dimensions, or give `sizes`",
+    )

@@ -1,0 +1,140 @@
+"""Matrix products: by a constant (consumer and producer), and of two run-time tensors (attention)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphrot.analysis.labels import Labels, combine, coordinates, other_axes
+from graphrot.analysis.visit import Consumer, Contraction, Selected, Visit
+
+_ROWS = "it multiplies a part of the channels by its weight"
+
+
+def matmul(v: Visit) -> None:
+    """MatMul.
+
+    1. ``X @ W`` with constant ``W [..., K, N]``: the channels of X are consumed along K, new ones begin
+       along N;
+    2. the same with a weight picked at run time (experts), on either side;
+    3. two run-time tensors: :func:`contract` if both carry channels along the summed axis, :func:`mix`
+       if only the second carries channels along its last axis.
+    """
+    a, b = v.labels(0), v.labels(1)
+    left = v.value(0)
+    right = v.value(1)
+    assert left is not None and right is not None
+    if (a is not None and a.squared) or (b is not None and b.squared):
+        v.opaque()
+    elif a is not None and v.readable(1):
+        shape = v.shape_of_constant(1)
+        if a.rank < 2 or len(shape) < 2:
+            v.opaque()
+            return
+        consume(v, a, a.rank - 1, 1, len(shape) - 2)
+        v.source("weight", axes=[-1], operand=1, operand_axis=len(shape) - 1)
+    elif a is not None and right in v.graph.selected:
+        chosen = v.graph.selected[right]
+        _consume_selected(v, a, a.rank - 1, chosen, 0)
+        v.source("weight", axes=[-1], node=chosen.node, operand=chosen.operand, operand_axis=chosen.axes[1])
+    elif b is not None and left in v.graph.selected and len(v.output_shape()) >= 2:
+        chosen = v.graph.selected[left]
+        _consume_selected(v, b, b.rank - 2, chosen, 1)
+        v.source("weight", axes=[-2], node=chosen.node, operand=chosen.operand, operand_axis=chosen.axes[0])
+    elif a is None or b is None or a.rank < 2 or b.rank < 2:
+        v.opaque()
+    else:
+        _product(v, a, b)
+
+
+def gemm(v: Visit) -> None:
+    """Gemm by a constant weight, with an optional constant bias."""
+    labels = v.labels(0)
+    if labels is None or labels.squared or not v.readable(1) or v.integer("transA", 0):
+        v.opaque()
+        return
+    if v.value(2) is not None and not v.readable(2):
+        v.opaque("its bias is computed at run time")
+        return
+    transposed = v.integer("transB", 0)
+    consume(v, labels, 1, 1, 1 if transposed else 0)
+    made = v.source("weight", axes=[-1], operand=1, operand_axis=0 if transposed else 1)
+    if v.value(2) is not None:
+        bias = v.bias(2, made.shape)
+        if bias is None:
+            v.block(made, "its bias cannot be rewritten")
+        else:
+            v.edge(made, bias)
+
+
+def consume(v: Visit, labels: Labels, axis: int, operand: int, operand_axis: int) -> None:
+    """``labels`` are summed along ``axis`` against ``operand_axis`` of a constant operand of the node."""
+    _consume(v, labels, axis, Consumer(labels, axis, v.node, operand, operand_axis))
+
+
+def _consume_selected(v: Visit, labels: Labels, axis: int, chosen: Selected, side: int) -> None:
+    _consume(v, labels, axis, Consumer(labels, axis, chosen.node, chosen.operand, chosen.axes[side]))
+
+
+def _consume(v: Visit, labels: Labels, axis: int, consumer: Consumer) -> None:
+    v.key_rows(labels, other_axes(labels.rank, axis), _ROWS, consumed=True)
+    rows = labels.rows(axis)
+    v.edge(rows, rows[:1], consumed=True)
+    v.record.consumers.append(consumer)
+
+
+def _product(v: Visit, a: Labels, b: Labels) -> None:
+    if _channels(v, a, a.rank - 1) and _channels(v, b, b.rank - 2):
+        contract(v, a, b.transpose([*range(b.rank - 2), b.rank - 1, b.rank - 2]))
+        v.source("opaque")
+    elif _channels(v, b, b.rank - 1) and not _channels(v, b, b.rank - 2):
+        v.block(a, "it weighs rows of channels")
+        v.set(mix(v, b, v.output_shape()))
+    else:
+        v.opaque()
+
+
+def _channels(v: Visit, labels: Labels, axis: int) -> bool:
+    """Different channels of one source and one copy stand next to each other along ``axis``."""
+    if not labels.varies(axis):
+        return False
+    ids, copies = np.moveaxis(labels.ids, axis, -1), np.moveaxis(labels.copies, axis, -1)
+    near = (ids[..., 1:] != ids[..., :-1]) & (copies[..., 1:] == copies[..., :-1])
+    owners = v.graph.table.index_of(ids)
+    return bool((near & (owners[..., 1:] == owners[..., :-1])).any())
+
+
+def contract(v: Visit, a: Labels, b: Labels) -> None:
+    """``a [..., M, K]`` and ``b [..., N, K]`` are multiplied and summed along K (q and k of attention).
+
+    Rotating both by one matrix changes nothing, so their channels take the same coordinates.
+    """
+    reason = "it contracts a part of the channels"
+    v.key_rows(a, range(a.rank - 1), reason)
+    v.key_rows(b, range(b.rank - 1), reason)
+    v.edge(a[..., :, None, :], b[..., None, :, :])
+    v.record.contractions.append(Contraction(np.union1d(a.channels, b.channels)))
+
+
+def refuse_contraction(v: Visit, parts: list[Labels], reason: str) -> None:
+    """The node contracts these, but not in a way that a rotation could cancel."""
+    for labels in parts:
+        v.block(labels, reason)
+    ids = np.unique(np.concatenate([p.channels for p in parts]))
+    v.record.contractions.append(Contraction(ids, refused=reason))
+
+
+def mix(v: Visit, values: Labels, shape: tuple[int, ...]) -> Labels:
+    """Rows ``values [..., T, D]`` are averaged over T with run-time weights; the result has ``shape [..., S, D]``.
+
+    All T rows must carry the same channels in the same basis; the mean carries them too.
+    """
+    lead = coordinates(values.shape, range(values.rank - 2))
+    v.key(values, lead, "it averages a part of the channels")
+    first = values.take([0], values.rank - 2)
+    v.edge(values, first)
+    v.record.mixed.append(values.channels)
+    own = (1,) * (len(shape) - values.rank) + values.shape
+    grown = [d for d in range(len(shape) - 2) if own[d] == 1 and shape[d] > 1]
+    target = (*shape[:-2], shape[-2], values.shape[-1])
+    copies = combine(np.broadcast_to(first.copies, target), coordinates(target, [*grown, len(shape) - 2]), v.salt)
+    return Labels(np.broadcast_to(first.ids, target), copies)

@@ -1,0 +1,167 @@
+"""Follow channels through the graph: visit every node once, and again where a folded gain changes labels."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping
+
+import onnx_ir as ir
+
+from graphrot.analysis import arithmetic, attention, movement, norms, products
+from graphrot.analysis.caches import find_caches
+from graphrot.analysis.labels import fresh_labels
+from graphrot.analysis.probe import Probe
+from graphrot.analysis.scope import Scope, is_shape_op, is_standard
+from graphrot.analysis.types import CachePair
+from graphrot.analysis.visit import Block, Graph, Record, Visit
+from graphrot.graph import FLOATS
+from graphrot.progress import Progress, silent
+
+Handler = Callable[[Visit], None]
+
+STANDARD: Mapping[str, Handler] = {
+    "Identity": movement.keep,
+    "Dropout": movement.keep,
+    "Cast": movement.keep,
+    "CastLike": movement.keep,
+    "Neg": movement.negate,
+    "Reshape": movement.reshape,
+    "Flatten": movement.reshape,
+    "Squeeze": movement.reshape,
+    "Unsqueeze": movement.reshape,
+    "Transpose": movement.transpose,
+    "Expand": movement.expand,
+    "Split": movement.split,
+    "Slice": movement.slice_,
+    "Gather": movement.gather,
+    "GatherND": movement.gather_nd,
+    "Concat": movement.concat,
+    "Add": arithmetic.add,
+    "Sub": arithmetic.add,
+    "Sum": arithmetic.add,
+    "Mul": arithmetic.multiply,
+    "Div": arithmetic.multiply,
+    "Pow": arithmetic.power,
+    "ReduceMean": arithmetic.reduce,
+    "ReduceSum": arithmetic.reduce,
+    "ReduceL2": arithmetic.reduce,
+    "ReduceSumSquare": arithmetic.reduce,
+    "LayerNormalization": norms.norm,
+    "RMSNormalization": norms.norm,
+    "SimplifiedLayerNormalization": norms.norm,
+    "MatMul": products.matmul,
+    "Gemm": products.gemm,
+    "Attention": attention.attention,
+}
+"""Handlers of the standard domain; a node without one is opaque. (ONNX Runtime's
+SimplifiedLayerNormalization lives in the standard domain.)"""
+
+MICROSOFT: Mapping[str, Handler] = {
+    "SimplifiedLayerNormalization": norms.norm,
+    "SkipLayerNormalization": norms.norm,
+    "SkipSimplifiedLayerNormalization": norms.norm,
+    "GroupQueryAttention": attention.grouped,
+    "MultiHeadAttention": attention.multi_head,
+}
+
+
+def handler_of(node: ir.Node) -> Handler | None:
+    if is_standard(node):
+        return STANDARD.get(node.op_type)
+    return MICROSOFT.get(node.op_type) if node.domain == "com.microsoft" else None
+
+
+class Provenance:
+    """The labels of all tensors of a graph and the records of all nodes.
+
+    Args:
+        scope: the graph.
+        probe: its shapes.
+        progress: told how many nodes have been visited.
+    """
+
+    def __init__(self, scope: Scope, probe: Probe, progress: Progress = silent) -> None:
+        self.graph = Graph(scope, probe)
+        self.records: list[Record] = [Record() for _ in scope.nodes]
+        self.caches: list[CachePair] = []
+        self.ends = Record()
+        """What graph inputs and outputs contribute."""
+        self._inputs()
+        total = len(scope.nodes)
+        for index, node in enumerate(scope.nodes):
+            if index % 512 == 0:
+                progress("following channels", index, total)
+            self._visit(index, node)
+        self._outputs()
+
+    @property
+    def scope(self) -> Scope:
+        return self.graph.scope
+
+    def all_records(self) -> list[tuple[ir.Node | None, Record]]:
+        """Records in graph order; the ends of the graph last, without a node."""
+        return [*zip(self.scope.nodes, self.records, strict=True), (None, self.ends)]
+
+    def fold(self, nodes: Iterable[ir.Node]) -> None:
+        """Treat the gains (and shifts) of ``nodes`` as neutral, and bring all labels up to date."""
+        waiting: list[int] = []
+        for node in nodes:
+            self.graph.folded.add(node)
+            waiting.append(self.scope.index[node])
+        heapq.heapify(waiting)
+        last = -1
+        while waiting:
+            index = heapq.heappop(waiting)
+            if index == last:
+                continue
+            last = index
+            for value in self._visit(index, self.scope.nodes[index]):
+                for user, _ in self.scope.uses(value):
+                    if user in self.scope.index:
+                        heapq.heappush(waiting, self.scope.index[user])
+        self._outputs()
+
+    def _inputs(self) -> None:
+        """Caches start channels of their own, per head and element; other float inputs too, but blocked."""
+        for value in self.scope.model.graph.inputs:
+            seen = self.graph.probe.seen(value)
+            if seen is None or value.dtype not in FLOATS:
+                continue
+            cache = self.graph.probe.is_cache_input(value)
+            axes = [a for a, static in enumerate(seen.static) if static and not (cache and a == 2)]
+            source = self.graph.table.get("input", value, None, seen.shape, axes)
+            self.graph.labels[value] = fresh_labels(source)
+
+    def _visit(self, index: int, node: ir.Node) -> list[ir.Value]:
+        """Visit a node; returns the outputs whose labels are not what they were."""
+        scope, graph = self.scope, self.graph
+        if is_shape_op(node) or all(scope.trusted(o) for o in node.outputs):
+            return []
+        visit = Visit(graph, node, index)
+        handler = handler_of(node)
+        if scope.captured(node) or handler is None:
+            visit.opaque()
+        elif not movement.passed_selection(visit):
+            handler(visit)
+        changed: list[ir.Value] = []
+        for value, labels in visit.record.labels.items():
+            old = graph.labels.get(value)
+            if old is None or not old.same_as(labels):
+                graph.labels[value] = labels
+                changed.append(value)
+        self.records[index] = visit.record
+        return changed
+
+    def _outputs(self) -> None:
+        """Graph outputs stay in their own basis, but for caches that come back as inputs."""
+        self.ends = Record()
+        self.caches = find_caches(self.graph, self.ends)
+        for value in self.scope.model.graph.outputs:
+            labels = self.graph.labels.get(value)
+            if labels is not None and value.name not in {pair.present for pair in self.caches}:
+                self.ends.blocks.append(Block(labels.channels, f"it is the graph output {value.name!r}"))
+        paired = {pair.past for pair in self.caches}
+        for value in self.scope.model.graph.inputs:
+            labels = self.graph.labels.get(value)
+            if labels is not None and value.name not in paired:
+                self.ends.blocks.append(Block(labels.channels, f"it is the graph input {value.name!r}"))

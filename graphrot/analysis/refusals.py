@@ -1,0 +1,141 @@
+"""Places where a rotation was looked for and is not possible, with the node that says no."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from graphrot.analysis.labels import Source
+from graphrot.analysis.partition import Partition
+from graphrot.analysis.provenance import Provenance
+from graphrot.analysis.spaces import Spaces
+from graphrot.analysis.types import EmbeddingRef, Refusal, SpaceKind
+from graphrot.analysis.visit import Consumer
+
+
+def find_refusals(
+    provenance: Provenance, partition: Partition, spaces: Spaces, embeddings: Sequence[EmbeddingRef]
+) -> tuple[Refusal, ...]:
+    """Explain every embedding, contraction and linear that no space of a named kind covers.
+
+    Returns:
+        One refusal per kind and node, in graph order.
+    """
+    search = _Search(provenance, partition, spaces)
+    found: list[Refusal] = [*spaces.refused]
+    rotated = {use.node for space in spaces.spaces if space.kind == "R1" for use in space.producers}
+    for embedding in embeddings:
+        if embedding.node not in rotated:
+            found.append(search.embedding(embedding))
+    for node, record in provenance.all_records():
+        for contraction in record.contractions:
+            if node is not None and not search.covered(contraction.ids):
+                found.append(search.contraction(node, contraction.ids, contraction.refused))
+        for consumer in record.consumers:
+            refusal = search.consumer(consumer)
+            if refusal is not None:
+                found.append(refusal)
+    unique = {(r.kind, r.node): r for r in reversed(found)}
+    order = {node.outputs[0].name: index for index, node in enumerate(provenance.scope.nodes)}
+    return tuple(sorted(unique.values(), key=lambda r: (order.get(r.node, len(order)), r.kind)))
+
+
+@dataclass(frozen=True)
+class _Culprit:
+    node: str
+    op: str
+    reason: str
+
+
+class _Search:
+    """Looks for the first node that keeps some channels from rotating."""
+
+    def __init__(self, provenance: Provenance, partition: Partition, spaces: Spaces) -> None:
+        self._provenance = provenance
+        self._partition = partition
+        self._covered = np.zeros(partition.total, dtype=bool)
+        self._covered[sorted(spaces.covered)] = True
+        self._mixed = [ids for _, record in provenance.all_records() for ids in record.mixed]
+
+    def covered(self, ids: np.ndarray) -> bool:
+        return bool(self._covered[ids].all())
+
+    def embedding(self, embedding: EmbeddingRef) -> Refusal:
+        tables = (s for s in self._provenance.graph.table.sources if s.kind == "table")
+        source = next((s for s in tables if s.value.name == embedding.node), None)
+        if source is None:
+            culprit = _Culprit(embedding.node, "Gather", "its rows are not followed")
+        else:
+            culprit = self._culprit(source.ids)
+        return _refusal("R1", culprit)
+
+    def contraction(self, node: ir.Node, ids: np.ndarray, refused: str) -> Refusal:
+        if refused:
+            return _refusal("R3", _Culprit(_name(node), node.op_type, refused), "take rotary positions out of the node")
+        return _refusal("R3", self._culprit(ids, toward=node))
+
+    def consumer(self, consumer: Consumer) -> Refusal | None:
+        ids = consumer.labels.channels
+        if self.covered(ids):
+            return None
+        kind = self._kind(ids)
+        return None if kind == "other" else _refusal(kind, self._culprit(ids, toward=consumer.node))
+
+    def _kind(self, ids: np.ndarray) -> SpaceKind:
+        """What would have been looked for: by where the channels come from."""
+        family = self._family(ids)
+        kinds = {s.kind for s in self._provenance.graph.table.owners(family)}
+        if "table" in kinds:
+            return "R1"
+        if any(np.isin(family, mixed, assume_unique=True).any() for mixed in self._mixed):
+            return "R2"
+        if kinds - {"bias"} == {"opaque"}:
+            return "R4"
+        return "R1" if "input" in kinds else "other"
+
+    def _family(self, ids: np.ndarray) -> np.ndarray:
+        """All channels that edges join with some of these."""
+        roots = np.unique(self._partition.coordinate_of[ids])
+        return np.flatnonzero(np.isin(self._partition.coordinate_of, roots))
+
+    def _culprit(self, ids: np.ndarray, toward: ir.Node | None = None) -> _Culprit:
+        """1. a node that wants these channels alone; 2. a gain that stays, or a node that is not linear,
+        where the channels begin; 3. a node that splits them; 4. the node itself."""
+        family = self._family(ids)
+        for source in self._provenance.graph.table.owners(family):
+            if source.kind == "gain" and source.node is not None:
+                reason = "its gain is not read by constant matmuls alone, so it cannot fold"
+                return _Culprit(_name(source.node), source.node.op_type, reason)
+        for node, record in self._provenance.all_records():
+            for block in record.blocks:
+                if np.isin(block.ids, family, assume_unique=True).any():
+                    return self._named(node, block.ids, block.reason)
+        for node, record in self._provenance.all_records():
+            for key in record.keys:
+                here = np.isin(key.ids, family, assume_unique=True)
+                if here.any() and np.unique(key.sums[here]).size > 1:
+                    return self._named(node, key.ids, key.reason)
+        node = toward if toward is not None else self._start(ids).node
+        return self._named(node, ids, "its channels meet in more than one order")
+
+    def _start(self, ids: np.ndarray) -> Source:
+        return self._provenance.graph.table.owners(ids)[0]
+
+    def _named(self, node: ir.Node | None, ids: np.ndarray, reason: str) -> _Culprit:
+        """The ends of the graph have no node: name the one that makes the tensor."""
+        if node is None:
+            node = self._start(ids).node
+        return _Culprit("graph input", "", reason) if node is None else _Culprit(_name(node), node.op_type, reason)
+
+
+def _refusal(kind: SpaceKind, culprit: _Culprit, change: str = "") -> Refusal:
+    return Refusal(kind=kind, node=culprit.node, op=culprit.op, reason=culprit.reason, change=change)
+
+
+def _name(node: ir.Node) -> str:
+    name = node.outputs[0].name
+    assert name
+    return name

@@ -1,0 +1,312 @@
+"""From blocks of channels to rotation spaces with a kind, producers, consumers and online places.
+
+Blocks with the same coordinates need the same matrix: they make one *site*. Sites that differ only in the
+head they belong to (same sources, same size, same role) could have a matrix each; they get one, and make
+one space whose groups list the heads.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+import onnx_ir as ir
+
+from graphrot.analysis.labels import Source
+from graphrot.analysis.partition import Partition
+from graphrot.analysis.provenance import Provenance
+from graphrot.analysis.types import (
+    OnlineUse,
+    Placement,
+    Refusal,
+    RotationSpace,
+    Runs,
+    SpaceKind,
+    WeightUse,
+    encode_runs,
+)
+from graphrot.analysis.visit import Consumer, Record
+
+T = TypeVar("T")
+
+
+@dataclass
+class Reader:
+    """The groups of positions in which the blocks stand along a consumer's operand."""
+
+    consumer: Consumer
+    groups: dict[int, list[np.ndarray]]
+    """Block -> per copy, positions in coordinate order."""
+
+
+@dataclass
+class Site:
+    """Blocks that share one matrix."""
+
+    blocks: list[int]
+    sources: list[Source]
+    readers: list[Reader] = field(default_factory=list)
+    contractions: list[ir.Node] = field(default_factory=list)
+    mixed: bool = False
+    mean: bool = False
+
+    @property
+    def online(self) -> bool:
+        return any(s.kind in ("opaque", "gain") for s in self.sources)
+
+    def kind(self) -> SpaceKind:
+        """Names for people; an embedding's space that needs online help is not R1."""
+        if self.contractions:
+            return "R3"
+        if any(s.kind == "table" for s in self.sources):
+            return "other" if self.online else "R1"
+        if self.mixed:
+            return "R2"
+        starts = {s.kind for s in self.sources} - {"bias"}
+        return "R4" if starts == {"opaque"} else "other"
+
+
+class Spaces:
+    """All rotation spaces of a graph.
+
+    Args:
+        provenance: labels and records, gains folded.
+        partition: the blocks.
+    """
+
+    def __init__(self, provenance: Provenance, partition: Partition) -> None:
+        self.provenance = provenance
+        self.partition = partition
+        self.refused: list[Refusal] = []
+        self.covered: set[int] = set()
+        """Ids of channels that a space of a named kind rotates."""
+        self._cache_pairs = {pair.past: pair.present for pair in provenance.caches}
+        sites = self._sites()
+        self.spaces = self._build(sites)
+
+    def _sites(self) -> list[Site]:
+        blocks = self.partition.blocks
+        by_coordinates: dict[bytes, list[int]] = defaultdict(list)
+        for block, ids in blocks.items():
+            by_coordinates[self.partition.coordinate_of[ids].tobytes()].append(block)
+        sites: list[Site] = []
+        site_of: dict[int, Site] = {}
+        table = self.provenance.graph.table
+        for members in by_coordinates.values():
+            owners = {int(self.partition.source_of[blocks[b][0]]) for b in members}
+            site = Site(members, [table.sources[i] for i in sorted(owners)])
+            sites.append(site)
+            site_of.update(dict.fromkeys(members, site))
+        for node, record in self.provenance.all_records():
+            self._attach(site_of, node, record)
+        return [s for s in sites if s.readers or s.contractions]
+
+    def _attach(self, site_of: Mapping[int, Site], node: ir.Node | None, record: Record) -> None:
+        for consumer in record.consumers:
+            reader = self._reader(consumer)
+            for site in _distinct(site_of[b] for b in reader.groups):
+                site.readers.append(reader)
+        for contraction in record.contractions:
+            assert node is not None
+            for site in self._touched(site_of, contraction.ids):
+                site.contractions.append(node)
+        for ids in record.mixed:
+            for site in self._touched(site_of, ids):
+                site.mixed = True
+        for ids in record.means:
+            for site in self._touched(site_of, ids):
+                site.mean = True
+
+    def _touched(self, site_of: Mapping[int, Site], ids: np.ndarray) -> list[Site]:
+        blocks = np.unique(self.partition.block_of[ids]).tolist()
+        return _distinct(site_of[b] for b in blocks if b in site_of)
+
+    def _reader(self, consumer: Consumer) -> Reader:
+        """Where the blocks stand in the first row; keys and edges make all rows alike."""
+        row = consumer.labels.rows(consumer.axis)[0]
+        ids, copies = row.ids, row.copies
+        block = self.partition.block_of[ids]
+        order = np.lexsort((self.partition.coordinate_of[ids], copies, block))
+        change = (np.diff(block[order]) != 0) | (np.diff(copies[order]) != 0)
+        groups: dict[int, list[np.ndarray]] = defaultdict(list)
+        for part in np.split(order, np.flatnonzero(change) + 1):
+            members = self.partition.blocks.get(int(block[part[0]]))
+            if members is not None:
+                assert np.array_equal(ids[part], members), "a block is incomplete where it is consumed"
+                groups[int(block[part[0]])].append(part)
+        return Reader(consumer, dict(groups))
+
+    def _build(self, sites: Sequence[Site]) -> tuple[RotationSpace, ...]:
+        """Merge sites of one role and number them in graph order."""
+        roles: dict[tuple[object, ...], list[Site]] = defaultdict(list)
+        for site in sites:
+            size = self.partition.blocks[site.blocks[0]].size
+            role = (site.kind(), site.online, size, site.mean, tuple(s.index for s in site.sources))
+            roles[role].append(site)
+        built: list[tuple[int, RotationSpace]] = []
+        for group in roles.values():
+            space = self._space(group)
+            if space is None:
+                continue
+            built.append((min(self._order(s) for site in group for s in site.sources), space))
+            if space.kind != "other":
+                for site in group:
+                    for block in site.blocks:
+                        self.covered.update(self.partition.blocks[block].tolist())
+        built.sort(key=lambda item: item[0])
+        counters: dict[str, int] = defaultdict(int)
+        numbered: list[RotationSpace] = []
+        for _, space in built:
+            number = counters[space.kind]
+            counters[space.kind] += 1
+            numbered.append(replace(space, id=f"{space.kind}.{number}"))
+        return tuple(numbered)
+
+    def _order(self, source: Source) -> int:
+        """Graph order of a source: inputs come after the nodes they meet."""
+        return len(self.provenance.scope.nodes) if source.node is None else self.provenance.scope.index[source.node]
+
+    def _space(self, sites: list[Site]) -> RotationSpace | None:
+        first = sites[0]
+        sources = sorted(first.sources, key=lambda s: (self._order(s), s.index))
+        orders = [self._basis(site, sources) for site in sites]
+        placement: Placement = "online" if first.online else "merged"
+        producers: list[WeightUse] = []
+        online: list[OnlineUse] = []
+        for source in sources:
+            ids = [
+                self.partition.blocks[block][order]
+                for site, order in zip(sites, orders, strict=True)
+                for block in site.blocks
+                if self.partition.source_of[self.partition.blocks[block][0]] == source.index
+            ]
+            if source.kind in ("weight", "table", "bias"):
+                producers.append(_producer(source, [x - source.base for x in ids]))
+            elif source.kind in ("opaque", "gain"):
+                use = _online(source, [x - source.base for x in ids])
+                if use is None:
+                    self._refuse_online(first.kind(), source)
+                    return None
+                online.append(use)
+        caches = [s.value.name or "" for s in sources if s.kind == "input"]
+        nodes = _distinct(n for site in sites for n in site.contractions)
+        return RotationSpace(
+            id="",
+            kind=first.kind(),
+            placement=placement,
+            dim=int(self.partition.blocks[first.blocks[0]].size),
+            producers=tuple(producers),
+            consumers=self._consumers(sites, orders),
+            online=tuple(online),
+            contractions=tuple(_name(n) for n in sorted(nodes, key=lambda n: self.provenance.scope.index[n])),
+            cache_inputs=tuple(caches),
+            cache_outputs=tuple(self._cache_pairs[c] for c in caches),
+            mean_preserving=first.mean,
+        )
+
+    def _basis(self, site: Site, sources: Sequence[Source]) -> np.ndarray:
+        """The order of coordinates: positions in the first online tensor, or the order of the first channels."""
+        for source in sources:
+            if source.kind not in ("opaque", "gain"):
+                continue
+            for block in site.blocks:
+                ids = self.partition.blocks[block]
+                if self.partition.source_of[ids[0]] == source.index:
+                    return np.argsort(ids, kind="stable")
+        return np.arange(self.partition.blocks[site.blocks[0]].size)
+
+    def _consumers(self, sites: Sequence[Site], orders: Sequence[np.ndarray]) -> tuple[WeightUse, ...]:
+        found: dict[int, tuple[Reader, list[np.ndarray]]] = {}
+        for site, order in zip(sites, orders, strict=True):
+            members = set(site.blocks)
+            for reader in site.readers:
+                entry = found.setdefault(id(reader), (reader, []))
+                entry[1].extend(part[order] for b, parts in reader.groups.items() if b in members for part in parts)
+        ordered = sorted(found.values(), key=lambda e: self.provenance.scope.index[e[0].consumer.node])
+        uses: list[WeightUse] = []
+        for reader, groups in ordered:
+            consumer = reader.consumer
+            operand = consumer.node.inputs[consumer.operand]
+            assert operand is not None and operand.name
+            uses.append(
+                WeightUse(
+                    node=_name(consumer.node),
+                    op=consumer.node.op_type,
+                    input=consumer.operand,
+                    tensor=operand.name,
+                    axis=consumer.operand_axis,
+                    groups=_sorted_groups(groups),
+                )
+            )
+        return tuple(uses)
+
+    def _refuse_online(self, kind: SpaceKind, source: Source) -> None:
+        assert source.node is not None
+        self.refused.append(
+            Refusal(
+                kind=kind,
+                node=_name(source.node),
+                op=source.node.op_type,
+                reason="the channels that may rotate there are not equal blocks that tile the last axis, "
+                "so no online transform can stand behind it",
+            )
+        )
+
+
+def _producer(source: Source, groups: list[np.ndarray]) -> WeightUse:
+    assert source.node is not None and source.operand is not None and source.operand_axis is not None
+    operand = source.node.inputs[source.operand]
+    assert operand is not None and operand.name
+    role = {"table": "table", "bias": "bias"}.get(source.kind, "weight")
+    return WeightUse(
+        node=_name(source.node),
+        op=source.node.op_type,
+        input=source.operand,
+        tensor=operand.name,
+        axis=source.operand_axis,
+        groups=_sorted_groups(groups),
+        role=role,  # type: ignore[arg-type]
+    )
+
+
+def _online(source: Source, groups: list[np.ndarray]) -> OnlineUse | None:
+    """Groups along the last axis, the same for all indices of other axes; None if they are not so."""
+    last = len(source.shape) - 1
+    if not source.axes or source.axes[-1] != last:
+        return None
+    width = source.shape[last]
+    by_row: dict[int, list[list[int]]] = defaultdict(list)
+    for ids in groups:
+        rows = np.unique(ids // width)
+        if rows.size != 1:
+            return None
+        by_row[int(rows[0])].append((ids % width).tolist())
+    size = groups[0].size
+    tiles = [list(range(start, start + size)) for start in range(0, width, size)]
+    if len(by_row) != source.count // width or any(sorted(g) != tiles for g in by_row.values()):
+        return None
+    assert source.node is not None and source.value.name
+    return OnlineUse(
+        tensor=source.value.name,
+        op=source.node.op_type,
+        groups=tuple(encode_runs(tile) for tile in tiles),
+        width=width,
+    )
+
+
+def _sorted_groups(groups: Iterable[np.ndarray]) -> tuple[Runs, ...]:
+    ordered = sorted((g.tolist() for g in groups), key=min)
+    return tuple(encode_runs(g) for g in ordered)
+
+
+def _distinct(items: Iterable[T]) -> list[T]:
+    return list({id(item): item for item in items}.values())
+
+
+def _name(node: ir.Node) -> str:
+    name = node.outputs[0].name
+    assert name
+    return name
