@@ -12,7 +12,7 @@ from graphrot.cli.progress import StepBars
 from graphrot.recipe import DEFAULT_RECIPE
 
 if TYPE_CHECKING:
-    from graphrot.report.manifest import Manifest
+    from graphrot.convert import Converted
 
 _RECIPE = "Recipe"
 _FILES = "Files"
@@ -95,12 +95,13 @@ def convert(
     if as_json:
         print_json(result.report.model_dump())
     else:
-        for line in summary(result.report, output):
+        for line in summary(result, output):
             typer.echo(line)
 
 
-def summary(report: Manifest, output: Path) -> list[str]:
+def summary(result: Converted, output: Path) -> list[str]:
     """The result in a few lines for people."""
+    report = result.report
     kinds: dict[str, int] = {}
     for rotation in report.plan.rotations:
         kinds[rotation.kind] = kinds.get(rotation.kind, 0) + 1
@@ -111,20 +112,17 @@ def summary(report: Manifest, output: Path) -> list[str]:
     lines += [f"refused    {r.kind} at {r.node} ({r.op}): {r.reason}" for r in report.plan.refused]
     certificate = report.certificate
     if certificate is not None:
-        control = "" if certificate.control_relative is None else f"; one inverse left out: {certificate.control_relative:.1e}"
+        relative, control = certificate.relative, certificate.control_relative
         lines.append(
-            f"certified  relative error {certificate.relative:.1e} of {certificate.tolerance:.1e} allowed "
-            f"({certificate.dtype}, {certificate.tokens} tokens, top-1 {certificate.top1:.2%}{control})"
+            f"certified  relative error {relative:.1e}, allowed {certificate.tolerance:.1e} "
+            f"({certificate.dtype}, {certificate.tokens} tokens, top-1 {certificate.top1:.2%}"
+            + ("" if control is None else f"; one inverse left out: {control:.1e}")
+            + ")"
         )
     sizes = report.sizes
     bits = f", {sizes.bits_per_weight:.2f} bits per weight" if report.quantized else ""
     lines.append(f"size       {size(sizes.source_bytes)} -> {size(sizes.model_bytes)}{bits}")
-    if report.recipe.get("activations") == "int4":
-        lines.append("note       4-bit activations are computed in float here: they run at float speed")
-    if report.recipe.get("target") == "portable" and report.quantized:
-        lines.append(
-            "note       on CPU set session.qdq_matmulnbits_accuracy_level=0, or ONNX Runtime rounds activations to 8 bits"
-        )
-    total = sum(report.seconds.values())
-    lines.append(f"time       {total:.1f} s ({', '.join(f'{step} {t:.1f}' for step, t in report.seconds.items() if t >= 0.05)})")
+    lines += [f"note       {note}" for note in result.notes]
+    steps = ", ".join(f"{step} {seconds:.1f}" for step, seconds in report.seconds.items() if seconds >= 0.05)
+    lines.append(f"time       {sum(report.seconds.values()):.1f} s ({steps})")
     return lines

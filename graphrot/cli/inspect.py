@@ -31,7 +31,8 @@ def inspect(
         entry[1] += len(site.producers)
         entry[2] += len(site.consumers)
     for (kind, placement, dim), (sites, producers, consumers) in sorted(counts.items()):
-        typer.echo(f"{kind}  {sites:4d} sites  {placement:6s}  size {dim}, {producers} producers, {consumers} consumers")
+        uses = f"{producers} producers, {consumers} consumers"
+        typer.echo(f"{kind}  {sites:4d} sites  {placement:6s}  size {dim}, {uses}")
     if not found.sites:
         typer.echo("no rotation site found")
     for refusal in found.refused:

@@ -17,11 +17,12 @@ import onnx_ir as ir
 
 from graphrot.analysis.types import WeightUse
 from graphrot.errors import CheckFailed
-from graphrot.evaluate.compare import TOLERANCE, Difference, Probe, Reference, random_probes, text_probes
+from graphrot.evaluate.compare import TOLERANCE, Difference, Reference, random_probes, text_probes
 from graphrot.evaluate.double import exact_in_double, to_double
 from graphrot.evaluate.session import DecoderSession, Unrunnable, open_decoder
 from graphrot.folded import Rotate, edit_operand, used_names
 from graphrot.graph import node_of, value_map
+from graphrot.model.save import save_model
 from graphrot.plan.types import Rotation, RotationPlan
 from graphrot.progress import Progress, silent
 
@@ -52,21 +53,17 @@ def certify(
     plan: RotationPlan,
     *,
     rotate: Callable[[ir.Model], ir.Model],
-    vocabulary: int,
     text: Sequence[int] | np.ndarray = (),
-    workdir: Path,
     progress: Progress = silent,
 ) -> Certificate:
     """Measure ``rotated`` against ``source``, in float32 and, for small models, in float64.
 
     Args:
         source: the source's .onnx file.
-        rotated: the rotated model's file, not quantized.
+        rotated: the rotated model's file, not quantized; scratch files are written beside it.
         plan: the plan that made it; names the inverse that the control leaves out.
         rotate: runs the same plan on another copy of the source (for float64).
-        vocabulary: token ids below it are valid.
         text: token ids of a text, as much of it as should be used; may be empty.
-        workdir: for scratch files.
         progress: told of each run.
 
     Returns:
@@ -75,10 +72,9 @@ def certify(
     Raises:
         CheckFailed: a difference over the tolerance, or a control that is not.
     """
-    probes = [*random_probes(vocabulary), *text_probes(text, limit=len(text))]
     control = write_control(rotated, plan, rotated.with_name("control.onnx"))
-    single = _measure("float32", source, rotated, control, probes, progress)
-    double = _in_double(source, plan, rotate, probes, workdir, progress)
+    single = _measure("float32", source, rotated, control, text, progress)
+    double = _in_double(source, plan, rotate, text, rotated.parent, progress)
     return double or single
 
 
@@ -87,19 +83,22 @@ def _measure(
     source: Path,
     rotated: Path,
     control: Path | None,
-    probes: Sequence[Probe],
+    text: Sequence[int] | np.ndarray,
     progress: Progress,
 ) -> Certificate:
     tolerance = TOLERANCE[dtype]
-    with Reference(_open(source, dtype), probes, progress=progress, step="certificate: the source") as reference:
+    decoder = _open(source, dtype)
+    drawn = random_probes(decoder.vocabulary)
+    probes = [*drawn, *text_probes(text, limit=len(text))]
+    with Reference(decoder, probes, progress=progress, step="certificate: the source") as reference:
+        del decoder
         found = reference.compare(_open(rotated, dtype), progress=progress, step="certificate: the rotated model")
         if not found.within(tolerance):
             raise _failed(found, tolerance, dtype)
         control_relative = None
         if control is not None:
-            random_only = len(random_probes(1))
             missing = reference.compare(
-                _open(control, dtype), count=random_only, progress=progress, step="certificate: one inverse left out"
+                _open(control, dtype), count=len(drawn), progress=progress, step="certificate: one inverse left out"
             )
             control_relative = missing.relative
             if control_relative <= tolerance:
@@ -130,8 +129,8 @@ def _failed(found: Difference, tolerance: float, dtype: str) -> CheckFailed:
     return CheckFailed(
         "The rotated model does not answer like the source",
         where=(
-            f"max |difference| {found.max_abs:.3g}, relative {found.relative:.3g}, tolerance {tolerance:.3g} ({dtype}), "
-            f"top-1 agreement {found.top1:.2%} on {found.tokens} tokens"
+            f"max |difference| {found.max_abs:.3g}, relative {found.relative:.3g}, "
+            f"tolerance {tolerance:.3g} ({dtype}), top-1 agreement {found.top1:.2%} on {found.tokens} tokens"
         ),
         why="a rotation was not undone everywhere; nothing was written",
         do="report the model, or leave sites out with --only",
@@ -142,8 +141,8 @@ def _in_double(
     source: Path,
     plan: RotationPlan,
     rotate: Callable[[ir.Model], ir.Model],
-    probes: Sequence[Probe],
-    workdir: Path,
+    text: Sequence[int] | np.ndarray,
+    folder: Path,
     progress: Progress,
 ) -> Certificate | None:
     """The same in float64; None where the model is large or an operator has no float64 kernel."""
@@ -151,17 +150,16 @@ def _in_double(
     if weight_bytes(model) > SMALL:
         return None
     wide = to_double(model)
-    rotated = rotate(wide.clone())
+    paths = folder / "source64.onnx", folder / "rotated64.onnx"
+    save_model(wide, paths[0])
+    if not _runs(paths[0]):
+        return None
+    rotated = rotate(wide)
     if not exact_in_double(rotated):
         return None
-    rotated = to_double(rotated)
-    paths = workdir / "source64.onnx", workdir / "rotated64.onnx"
-    for twin, path in zip((wide, rotated), paths, strict=True):
-        ir.save(twin, path)
-    if any(_unsupported(path) for path in paths):
-        return None
-    control = write_control(paths[1], plan, workdir / "control64.onnx")
-    return _measure("float64", *paths, control, probes, progress)
+    save_model(to_double(rotated), paths[1])
+    control = write_control(paths[1], plan, folder / "control64.onnx")
+    return _measure("float64", *paths, control, text, progress)
 
 
 def weight_bytes(model: ir.Model) -> int:
@@ -169,13 +167,13 @@ def weight_bytes(model: ir.Model) -> int:
     return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
 
 
-def _unsupported(path: Path) -> bool:
-    """Whether ONNX Runtime lacks a kernel for some operator at this type."""
+def _runs(path: Path) -> bool:
+    """Whether ONNX Runtime has a kernel for every operator at this type."""
     try:
-        open_decoder(path, library=False)
+        _open(path, "float64")
     except Unrunnable:
-        return True
-    return False
+        return False
+    return True
 
 
 def write_control(rotated: Path, plan: RotationPlan, path: Path) -> Path | None:

@@ -93,12 +93,19 @@ class Reference:
     context manager; the file goes when the context ends.
     """
 
-    def __init__(self, decoder: Decoder, probes: Sequence[Probe], *, progress: Progress = silent, step: str = "") -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        probes: Sequence[Probe],
+        *,
+        progress: Progress = silent,
+        step: str = "running the reference",
+    ) -> None:
         self.probes = tuple(probes)
         self._file = tempfile.TemporaryFile(prefix="graphrot-logits-")  # noqa: SIM115 - closed in __exit__
         self._shapes: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
         for done, probe in enumerate(self.probes):
-            progress(step or "running the reference", done, len(self.probes))
+            progress(step, done, len(self.probes))
             for logits in _run(decoder, probe):
                 self._shapes.append((logits.shape, logits.dtype))
                 self._file.write(np.ascontiguousarray(logits).data)
@@ -110,7 +117,7 @@ class Reference:
         self._file.close()
 
     def compare(
-        self, decoder: Decoder, *, count: int | None = None, progress: Progress = silent, step: str = ""
+        self, decoder: Decoder, *, count: int | None = None, progress: Progress = silent, step: str = "comparing"
     ) -> Difference:
         """Run ``decoder`` on the first ``count`` probes (None: all).
 
@@ -122,7 +129,7 @@ class Reference:
         tally = _Tally()
         piece = 0
         for done, probe in enumerate(probes):
-            progress(step or "comparing", done, len(probes))
+            progress(step, done, len(probes))
             for logits in _run(decoder, probe):
                 shape, dtype = self._shapes[piece]
                 piece += 1

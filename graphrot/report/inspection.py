@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from pydantic import BaseModel, ConfigDict
 
 from graphrot.analysis.types import Facts, OnlineUse, RotationSpace, WeightUse
@@ -50,7 +52,7 @@ def inspection(facts: Facts) -> Inspection:
     """Facts in the form that is printed."""
     return Inspection(
         sites=[_site(space) for space in facts.spaces],
-        refused=[RefusedSite(kind=r.kind, node=r.node, op=r.op, reason=r.reason, change=r.change) for r in facts.refused],
+        refused=[RefusedSite(**asdict(refusal)) for refusal in facts.refused],
         nodes=facts.nodes,
         opset=facts.opset,
     )
@@ -63,6 +65,6 @@ def _site(space: RotationSpace) -> Site:
         placement=space.placement,
         dim=space.dim,
         blocks=max((len(use.groups) for use in uses), default=1),
-        producers=[use.tensor for use in (*space.producers, *space.online)],
-        consumers=[use.tensor for use in space.consumers],
+        producers=[u.tensor for u in space.producers] + [u.tensor for u in space.online],
+        consumers=[u.tensor for u in space.consumers],
     )

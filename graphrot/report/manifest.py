@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import platform
+from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from graphrot.plan.types import RotationPlan
+from graphrot.analysis.types import Facts
+from graphrot.evaluate.certificate import Certificate, weight_bytes
+from graphrot.model.load import Source
+from graphrot.plan.serialize import plan_hash
+from graphrot.plan.types import Rotation, RotationPlan
+from graphrot.quantize import Quantized
+from graphrot.recipe import Recipe
 
 
 class _Part(BaseModel):
@@ -117,6 +126,53 @@ class Manifest(_Part):
         return self.model_dump_json(indent=2) + "\n"
 
 
+def build_manifest(
+    source: Source,
+    recipe: Recipe,
+    plan: RotationPlan,
+    certificate: Certificate | None,
+    quantized: Quantized,
+    facts: Facts,
+    seconds: Mapping[str, float],
+) -> Manifest:
+    """Put together what the steps of a conversion said; the written size is set when it is known."""
+    versions = library_versions()
+    return Manifest(
+        graphrot_version=versions.get("graphrot", "unknown"),
+        source=SourcePart(kind=source.kind, name=source.name, sha256=source.sha256),
+        recipe=recipe.model_dump(),
+        plan=plan_part(plan),
+        certificate=None if certificate is None else CertificatePart(**asdict(certificate)),
+        sizes=SizesPart(
+            source_bytes=weight_bytes(source.model),
+            model_bytes=0,
+            bits_per_weight=32.0 if quantized.bits_per_weight is None else quantized.bits_per_weight,
+        ),
+        quantized=[QuantizedPart(**asdict(entry)) for entry in quantized.entries],
+        cache=_cache(plan, facts),
+        seconds=dict(seconds),
+        versions=versions,
+    )
+
+
+def _cache(plan: RotationPlan, facts: Facts) -> CachePart:
+    rotated = any(rotation.space.cache_inputs for rotation in plan.rotations)
+    layout = "[batch, heads, tokens, width] float32" if facts.caches else "none"
+    return CachePart(bits=32 if facts.caches else 0, layout=layout, rotated=rotated, scales=None)
+
+
+def metadata(manifest: Manifest, plan: RotationPlan) -> dict[str, str]:
+    """What the model file itself says about how it was made (``metadata_props``)."""
+    online = [rotation.space.id for rotation in plan.rotations if rotation.placement == "online"]
+    return {
+        "graphrot.version": manifest.graphrot_version,
+        "graphrot.plan": plan_hash(plan),
+        "graphrot.online": ",".join(online),
+        "graphrot.kv": manifest.cache.model_dump_json(),
+        "graphrot.recipe": json.dumps(manifest.recipe, sort_keys=True),
+    }
+
+
 def plan_part(plan: RotationPlan) -> PlanPart:
     """The manifest's view of a plan: every site taken, and every one refused with its reason."""
     rotations = [
@@ -126,8 +182,8 @@ def plan_part(plan: RotationPlan) -> PlanPart:
             placement=rotation.placement,
             dim=rotation.space.dim,
             matrix=_matrix(rotation),
-            producers=[use.tensor for use in (*rotation.space.producers, *rotation.space.online)],
-            consumers=[use.tensor for use in rotation.space.consumers],
+            producers=[u.tensor for u in rotation.space.producers] + [u.tensor for u in rotation.space.online],
+            consumers=[u.tensor for u in rotation.space.consumers],
         )
         for rotation in plan.rotations
     ]
@@ -135,7 +191,7 @@ def plan_part(plan: RotationPlan) -> PlanPart:
     return PlanPart(rotations=rotations, refused=refused)
 
 
-def _matrix(rotation: Any) -> dict[str, Any]:
+def _matrix(rotation: Rotation) -> dict[str, Any]:
     fields = ("construction", "dim", "block", "seed", "mean_preserving", "file", "key", "note")
     values = {name: getattr(rotation.matrix, name) for name in fields}
     return {name: value for name, value in values.items() if value not in (None, "", False)}

@@ -1,0 +1,179 @@
+"""From a rotated model to integers: solve the weights, round the activations, lower to the target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from graphrot.analysis.types import Facts, LinearRef
+from graphrot.emit.ort import emit_ort
+from graphrot.emit.portable import emit_portable
+from graphrot.emit.report import QuantizedEntry
+from graphrot.errors import InputRefused
+from graphrot.graph import WeightStore, node_of, read_constant, value_map
+from graphrot.passes.quantize_activations import QuantizeActivations
+from graphrot.passes.quantize_tables import QuantizeTables, TableItem
+from graphrot.passes.quantize_weights import QuantizeWeights
+from graphrot.passes.refs import current_linears
+from graphrot.plan.types import RotationPlan
+from graphrot.progress import Progress
+from graphrot.quant.grid import QuantizedTensor, WeightGrid
+from graphrot.quant.linears import quantize_linears, quantize_weights
+from graphrot.quant.tables import quantize_table
+from graphrot.recipe import Recipe
+from graphrot.texts import Texts
+
+CALIBRATION_TOKENS = 4096
+"""Tokens of the calibration text, in windows of :data:`CALIBRATION_WINDOW`."""
+
+CALIBRATION_WINDOW = 512
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """What was quantized, and what a user has to know about how it runs."""
+
+    entries: tuple[QuantizedEntry, ...] = ()
+    notes: tuple[str, ...] = ()
+    bits_per_weight: float | None = None
+    """Stored bits per weight of the linears without the head, scales included."""
+
+
+def quantize(
+    model: ir.Model,
+    facts: Facts,
+    plan: RotationPlan,
+    recipe: Recipe,
+    *,
+    texts: Texts,
+    scratch: Path,
+    progress: Progress,
+) -> Quantized:
+    """Quantize ``model`` in place as the recipe says, and lower it to the recipe's target.
+
+    Args:
+        model: rotated, float32, opset 21 or later.
+        facts: of the source; names of linears and tables.
+        plan: says whether embedding and head share a table.
+        recipe: what to quantize, and how.
+        texts: for gptq.
+        scratch: a folder for new weights, owned by the caller.
+        progress: told of each layer.
+
+    Raises:
+        InputRefused: something in the model cannot be quantized, or gptq has no text.
+    """
+    if not recipe.quantizes:
+        return Quantized()
+    store = WeightStore(scratch)
+    linears = current_linears(model, facts.linears)
+    body = [linear for linear in linears if not linear.is_head]
+    heads = [linear for linear in linears if linear.is_head]
+    solved = _solve(model, body, recipe, texts, scratch, progress)
+    rounding = None
+    if recipe.activation_bits is not None:
+        rounding = QuantizeActivations(plan, body, bits=recipe.activation_bits)
+        rounding(model)
+    tables = QuantizeTables(plan, _tables(model, facts, plan, heads, recipe), store=store)
+    tables(model)
+    shared = {plan.tie.head.node} if plan.tie is not None and recipe.head_bits is not None else set()
+    alone = [linear for linear in heads if linear.node not in shared]
+    items = [(linear, solved[linear.node]) for linear in body if linear.node in solved]
+    weights = QuantizeWeights(plan, chain(items, _heads(model, alone, recipe)), store=store)
+    weights(model)
+    written = [*weights.records, *tables.heads]
+    activations = rounding.records if rounding is not None else []
+    if recipe.target == "ort":
+        report = emit_ort(model, store=store, linears=written, tables=tables.records, activations=activations)
+    else:
+        report = emit_portable(model, linears=written, tables=tables.records, activations=activations)
+    return Quantized(report.quantized, report.notes, report.linear_bits_per_weight)
+
+
+def _solve(
+    model: ir.Model, body: Sequence[LinearRef], recipe: Recipe, texts: Texts, scratch: Path, progress: Progress
+) -> dict[str, QuantizedTensor]:
+    if recipe.weight_bits is None or recipe.solver is None:
+        return {}
+    grid = WeightGrid(recipe.weight_bits, recipe.group_size, symmetric=recipe.symmetric is not False)
+    feeds = calibration_feeds(model, texts.tokens(CALIBRATION_TOKENS)) if recipe.solver == "gptq" else []
+    return quantize_linears(
+        model,
+        body,
+        grid=grid,
+        solver=recipe.solver,
+        activation_bits=recipe.activation_bits,
+        feeds=feeds,
+        scratch=scratch,
+        progress=progress,
+    )
+
+
+def _table_grid(bits: Literal[4, 8], recipe: Recipe) -> WeightGrid:
+    """Rows of 8 bits need one scale; rows of 4 bits take the recipe's groups."""
+    return WeightGrid(bits, recipe.group_size if bits == 4 else None, symmetric=recipe.symmetric is not False)
+
+
+def _tables(
+    model: ir.Model, facts: Facts, plan: RotationPlan, heads: Sequence[LinearRef], recipe: Recipe
+) -> Iterator[TableItem]:
+    bits = recipe.embedding_bits
+    if bits is None:
+        return
+    values = value_map(model)
+    for embedding in facts.embeddings:
+        table = node_of(values, embedding.node).inputs[embedding.table_input]
+        assert table is not None and table.name
+        head = None
+        if plan.tie is not None and plan.tie.embedding.node == embedding.node:
+            head = next(linear for linear in heads if linear.node == plan.tie.head.node)
+        tensor = quantize_table(read_constant(table), _table_grid(bits, recipe), solver="rtn" if bits == 8 else "clip")
+        yield TableItem(replace(embedding, table=table.name), tensor, head)
+
+
+def _heads(model: ir.Model, heads: Sequence[LinearRef], recipe: Recipe) -> Iterator[tuple[LinearRef, QuantizedTensor]]:
+    bits = recipe.head_bits
+    if bits is None:
+        return iter(())
+    return quantize_weights(model, heads, grid=_table_grid(bits, recipe), solver="rtn" if bits == 8 else "clip")
+
+
+def calibration_feeds(model: ir.Model, tokens: np.ndarray) -> list[dict[str, np.ndarray]]:
+    """Batches of graph inputs, one window of :data:`CALIBRATION_WINDOW` tokens each, caches empty.
+
+    Args:
+        model: a decoder.
+        tokens: ``[T] int64``; a last window that is not full is left out, unless it is the only one.
+
+    Raises:
+        InputRefused: an input that is not a decoder's.
+    """
+    size = min(CALIBRATION_WINDOW, len(tokens))
+    windows = [tokens[start : start + size][None] for start in range(0, len(tokens) - size + 1, max(size, 1))]
+    return [{value.name or "": _feed(value, window) for value in model.graph.inputs} for window in windows if size]
+
+
+def _feed(value: ir.Value, window: np.ndarray) -> np.ndarray:
+    assert value.dtype is not None
+    dtype = value.dtype.numpy()
+    if value.name == "input_ids":
+        return window.astype(dtype)
+    if value.name == "attention_mask":
+        return np.ones(window.shape, dtype)
+    if value.name == "position_ids":
+        return np.arange(window.shape[1], dtype=dtype)[None]
+    shape = [] if value.shape is None else list(value.shape)
+    if len(shape) != 4 or not isinstance(shape[1], int) or not isinstance(shape[3], int):
+        raise InputRefused(
+            "Calibration does not know what to feed to an input",
+            where=f"input {value.name!r}, shape {shape}",
+            why="it is neither tokens, mask, positions nor a cache [batch, heads, length, width]",
+            do="use --solver clip",
+        )
+    return np.zeros((1, shape[1], 0, shape[3]), dtype)

@@ -1,0 +1,143 @@
+"""The command line without a model: usage, refusals, exit codes, streams."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import graphrot.convert
+from graphrot.cli import main
+from graphrot.cli.main import COMMANDS, run
+from graphrot.errors import CheckFailed, EnvironmentProblem, GraphrotError, InputRefused, UsageError
+
+
+def test_the_list_of_commands() -> None:
+    assert [name for name, _ in COMMANDS] == ["convert", "inspect", "verify", "eval", "generate"]
+
+
+@pytest.mark.parametrize("name", ["", *(name for name, _ in COMMANDS)])
+def test_help_works(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*name.split(), "--help"]) == 0
+    assert "Usage" in capsys.readouterr().out
+
+
+def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "convert" in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["convert"],
+        ["convert", "demo"],
+        ["convert", "demo", "-o", "x", "--nonsense"],
+        ["convert", "demo", "-o", "x", "--seed", "many"],
+        ["convert", "demo", "-o", "x", "--resume"],
+        ["learn", "demo"],
+        ["bench", "x"],
+        ["report", "x"],
+        ["doctor"],
+        ["generate", "x"],
+        ["eval", "x", "--text", "y", "--window", "0"],
+    ],
+)
+def test_typer_usage_errors_exit_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("usage: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--kv", "int8"], "the rotated KV cache is not available in this version"),
+        (["--kv", "int4"], "the rotated KV cache is not available in this version"),
+        (["--recipe", "w4a8kv8"], "the rotated KV cache is not available in this version"),
+        (["--recipe", "w4a8kv4"], "the rotated KV cache is not available in this version"),
+        (["--recipe", "w4a4kv4"], "the rotated KV cache is not available in this version"),
+        (["--rotations", "auto"], "not available in this version"),
+        (["--rotations", "r.safetensors"], "rotations from a file are not available in this version"),
+        (["--only", "R1,O"], "not available in this version"),
+        (["--target", "genai"], "the genai target is not available in this version"),
+        (["--provider", "cuda"], "the cuda provider is not available in this version"),
+        (["--dtype", "float16"], "only float32 models are written in this version"),
+        (["--kernels", "graphrot"], "graphrot's own matmul kernel is not available in this version"),
+        (["--certificate", "layers"], "the layer-by-layer certificate is not available in this version"),
+        (["--weights", "none", "--group", "32"], "weights are none"),
+        (["--recipe", "absent"], "There is no recipe 'absent'"),
+        (["--weights", "int5"], "The recipe is not valid"),
+    ],
+)
+def test_what_is_not_available_is_refused_in_words_before_the_source_is_read(
+    options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    assert run(["convert", "no-such-source", "-o", str(output), *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert words in err
+    assert "do:" in err
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(CheckFailed, 1), (UsageError, 2), (InputRefused, 3), (EnvironmentProblem, 4)]
+)
+def test_errors_become_exit_codes(
+    error: type[GraphrotError],
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error("Something is off", where="here", why="because", do="that")
+
+    monkeypatch.setattr(sys.modules["graphrot.convert"], "convert", fail)
+    assert run(["convert", "demo", "-o", str(tmp_path / "x")]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"{error.label}: Something is off\n  where: here\n  why:   because\n  do:    that\n"
+
+
+def test_a_defect_gives_a_short_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.delenv("GRAPHROT_DEBUG", raising=False)
+    monkeypatch.setattr(sys.modules["graphrot.convert"], "convert", fail)
+    assert run(["convert", "demo", "-o", str(tmp_path / "x")]) == main.EXIT_INTERNAL
+    err = capsys.readouterr().err
+    assert "internal error: ZeroDivisionError: division by zero" in err
+    assert "Traceback" not in err
+
+
+def test_ctrl_c_is_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["graphrot.convert"], "convert", interrupt)
+    assert run(["convert", "demo", "-o", str(tmp_path / "x")]) == 130
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+
+
+def test_the_module_is_the_command(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "graphrot", "convert", "nothing", "-o", str(tmp_path / "x"), "--kv", "int8"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: kv int8: the rotated KV cache is not available in this version")
+
+
+def test_public_functions_stay_callable() -> None:
+    assert callable(graphrot.convert)
