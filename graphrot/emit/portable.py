@@ -1,0 +1,72 @@
+"""Target ``portable``: the canonical form as it is, standard operators of opset 21 and later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from graphrot.emit.report import EmitReport, bits_per_weight, entries
+from graphrot.graph import drop_unused_initializers
+from graphrot.passes.quantize_nodes import require_opset
+from graphrot.passes.records import QuantizedActivation, QuantizedLinear, QuantizedTable
+
+ACCURACY_LEVEL_OPTION = ("session.qdq_matmulnbits_accuracy_level", "0")
+"""The session option with which ONNX Runtime computes this target as written."""
+
+_LEVEL_NOTE = (
+    "ONNX Runtime on CPU rounds the inputs of 4-bit matmuls to 8 bits unless the session option "
+    f"{ACCURACY_LEVEL_OPTION[0]} is {ACCURACY_LEVEL_OPTION[1]}"
+)
+_GROUP_NOTE = "8-bit weights in groups run several times slower than float in ONNX Runtime with that option"
+_INT4_NOTE = "4-bit activations are computed in float: they run at float speed"
+_INT8_NOTE = "8-bit activations are rounded by QuantizeLinear and multiplied in float: they run at float speed"
+
+
+def emit_portable(
+    model: ir.Model,
+    *,
+    linears: Sequence[QuantizedLinear] = (),
+    tables: Sequence[QuantizedTable] = (),
+    activations: Sequence[QuantizedActivation] = (),
+) -> EmitReport:
+    """Finish a model in canonical form; only unused initializers go.
+
+    Args:
+        model: what the quantizing passes left.
+        linears: records of ``QuantizeWeights`` and of the shared heads of ``QuantizeTables``.
+        tables: records of ``QuantizeTables``.
+        activations: records of ``QuantizeActivations``.
+
+    Raises:
+        InputRefused: the model's opset is below 21.
+    """
+    if linears or tables or activations:
+        require_opset(model)
+    drop_unused_initializers(model)
+    return EmitReport(
+        target="portable",
+        notes=_notes(linears, activations),
+        quantized=entries(linears, tables),
+        linear_bits_per_weight=bits_per_weight(
+            (linear, _parts(model, linear)) for linear in linears if not linear.is_head
+        ),
+    )
+
+
+def _notes(linears: Sequence[QuantizedLinear], activations: Sequence[QuantizedActivation]) -> tuple[str, ...]:
+    notes: list[str] = []
+    blocked = any(x.grid.bits == 8 and x.grid.group is not None for x in linears)
+    if blocked or any(x.grid.bits == 4 for x in linears):
+        notes.append(_LEVEL_NOTE)
+    if blocked:
+        notes.append(_GROUP_NOTE)
+    bits = {a.bits for a in activations}
+    notes += [note for width, note in ((8, _INT8_NOTE), (4, _INT4_NOTE)) if width in bits]
+    return tuple(notes)
+
+
+def _parts(model: ir.Model, linear: QuantizedLinear) -> list[ir.Value]:
+    grid = linear.grid
+    names = [grid.codes, grid.scales] + ([] if grid.zeros is None else [grid.zeros])
+    return [model.graph.initializers[name] for name in names]
