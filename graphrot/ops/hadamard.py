@@ -138,7 +138,8 @@ def ensure_function(model: ir.Model) -> None:
     opset = model.opset_imports.get("", 0)
     if opset < _OLDEST_OPSET:
         raise InputRefused(
-            f"The model uses opset {opset}, and {OP_TYPE} needs {_OLDEST_OPSET} or later", do="export it with a later opset"
+            f"The model uses opset {opset}, and {OP_TYPE} needs {_OLDEST_OPSET} or later",
+            do="export it with a later opset",
         )
     model.opset_imports.setdefault(DOMAIN, VERSION)
     key = (DOMAIN, OP_TYPE, "")
