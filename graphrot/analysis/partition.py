@@ -54,25 +54,38 @@ class Partition:
         return _classes(self.source_of, signature, np.where(single, np.arange(self.total), -1))
 
     def _by_edges(self) -> None:
-        """Refine along edges, and break blocks with a repeated coordinate, until nothing changes."""
-        while True:
-            count = int(self.block_of.max(initial=-1)) + 1
-            sizes = np.bincount(self.block_of, minlength=count)
-            active = np.flatnonzero(sizes[self.block_of] > 1)
-            if not active.size:
-                return
+        """Refine along edges until nothing changes, then break blocks with a repeated coordinate, and again."""
+        while self._split(broken=False) or self._split(broken=True):
+            pass
+
+    def _split(self, *, broken: bool) -> bool:
+        """Split blocks of two channels or more once; returns whether there was anything to split.
+
+        Args:
+            broken: split the blocks that hold one coordinate twice into single channels; otherwise split
+                by the blocks that edges lead to.
+        """
+        count = int(self.block_of.max(initial=-1)) + 1
+        sizes = np.bincount(self.block_of, minlength=count)
+        active = np.flatnonzero(sizes[self.block_of] > 1)
+        if not active.size:
+            return False
+        blocks = self.block_of[active]
+        if broken:
+            coordinates = self.coordinate_of[active]
+            order = np.lexsort((coordinates, blocks))
+            twice = np.flatnonzero((np.diff(blocks[order]) == 0) & (np.diff(coordinates[order]) == 0))
+            refined = _classes(blocks, np.where(np.isin(blocks, blocks[order][twice]), active, -1))
+        else:
             signature = np.zeros(self.total, dtype=np.uint64)
             np.add.at(signature, self._left, combine(self._weights, self.block_of[self._right], 1))
             np.add.at(signature, self._right, combine(self._weights, self.block_of[self._left], 2))
-            blocks, coordinates = self.block_of[active], self.coordinate_of[active]
-            order = np.lexsort((coordinates, blocks))
-            twice = np.flatnonzero((np.diff(blocks[order]) == 0) & (np.diff(coordinates[order]) == 0))
-            broken = np.isin(blocks, np.unique(blocks[order][twice]))
-            refined = _classes(blocks, signature[active], np.where(broken, active, -1))
-            if int(refined.max()) + 1 == np.unique(blocks).size:
-                return
-            self.block_of[active] = count + refined
-            self.block_of = np.unique(self.block_of, return_inverse=True)[1].reshape(-1)
+            refined = _classes(blocks, signature[active])
+        if int(refined.max()) + 1 == np.unique(blocks).size:
+            return False
+        self.block_of[active] = count + refined
+        self.block_of = np.unique(self.block_of, return_inverse=True)[1].reshape(-1)
+        return True
 
     def _collect(self) -> dict[int, np.ndarray]:
         """Ids of every block of two channels or more, in the order of their coordinates."""

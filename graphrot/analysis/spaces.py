@@ -191,6 +191,9 @@ class Spaces:
                     self._refuse_online(first.kind(), source)
                     return None
                 online.append(use)
+            elif not _whole_rows(source, [x - source.base for x in ids]):
+                self._refuse_cache(first.kind(), sites)
+                return None
         caches = [s.value.name or "" for s in sources if s.kind == "input"]
         nodes = _distinct(n for site in sites for n in site.contractions)
         return RotationSpace(
@@ -255,6 +258,12 @@ class Spaces:
             )
         )
 
+    def _refuse_cache(self, kind: SpaceKind, sites: Sequence[Site]) -> None:
+        nodes = [n for site in sites for n in (*site.contractions, *(r.consumer.node for r in site.readers))]
+        first = min(nodes, key=lambda n: self.provenance.scope.index[n])
+        reason = "the cache holds these channels in parts, or not in every head, so it cannot be rotated as a whole"
+        self.refused.append(Refusal(kind=kind, node=_name(first), op=first.op_type, reason=reason))
+
 
 def _producer(source: Source, groups: list[np.ndarray]) -> WeightUse:
     assert source.node is not None and source.operand is not None and source.operand_axis is not None
@@ -295,6 +304,17 @@ def _online(source: Source, groups: list[np.ndarray]) -> OnlineUse | None:
         groups=tuple(encode_runs(tile) for tile in tiles),
         width=width,
     )
+
+
+def _whole_rows(source: Source, groups: list[np.ndarray]) -> bool:
+    """A cache is rotated along its last axis, whole, in all heads alike."""
+    last = len(source.shape) - 1
+    if not source.axes or source.axes[-1] != last:
+        return False
+    width = source.shape[last]
+    rows = [int(ids[0]) // width for ids in groups]
+    in_order = all(np.array_equal(ids, row * width + np.arange(width)) for ids, row in zip(groups, rows, strict=True))
+    return in_order and sorted(rows) == list(range(source.count // width))
 
 
 def _sorted_groups(groups: Iterable[np.ndarray]) -> tuple[Runs, ...]:

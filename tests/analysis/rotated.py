@@ -1,0 +1,170 @@
+"""Apply facts to a float64 copy of a model with random dense matrices, in the plainest way.
+
+Independent of the passes on purpose: facts that are wrong or incomplete must show here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+
+from graphrot.analysis.types import Facts, GainFold, RotationSpace, WeightUse, decode_runs
+from graphrot.evaluate.double import to_double
+from graphrot.graph import node_of, read_constant, value_map
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """A rotated float64 model and the matrix that each cache is rotated by, by tensor name."""
+
+    model: ir.Model
+    caches: dict[str, np.ndarray]
+
+
+def random_orthogonal(dim: int, rng: np.random.Generator, *, mean_preserving: bool = False) -> np.ndarray:
+    """Dense orthogonal ``[dim, dim]``; with ``mean_preserving`` it maps the all-ones vector to itself."""
+    if not mean_preserving:
+        return np.linalg.qr(rng.standard_normal((dim, dim)))[0]
+    ones = np.ones((dim, 1))
+    basis = np.linalg.qr(np.concatenate([ones, rng.standard_normal((dim, dim - 1))], axis=1))[0]
+    inner = np.eye(dim)
+    inner[1:, 1:] = random_orthogonal(dim - 1, rng)
+    return basis @ inner @ basis.T
+
+
+def run(model: ir.Model, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """All outputs of a model, without graph optimizations."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [o.name for o in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def rotated(
+    model: ir.Model, facts: Facts, *, seed: int = 0, spaces: tuple[RotationSpace, ...] | None = None
+) -> Rotated:
+    """Fold all gains of ``facts`` and rotate ``spaces`` (all of them by default) in a float64 copy."""
+    work = _Work(to_double(model), np.random.default_rng(seed))
+    for fold in facts.gains:
+        work.fold(fold)
+    for space in facts.spaces if spaces is None else spaces:
+        work.rotate(space)
+    work.finish(facts.gains)
+    return Rotated(work.model, work.caches)
+
+
+def relative_error(model: ir.Model, facts: Facts, feeds: dict[str, np.ndarray], **options: object) -> float:
+    """Largest relative error over all outputs of the rotated float64 copy against the float64 original.
+
+    ``feeds`` hold float64 caches in the original basis; those that rotate are rotated on the way in, and
+    compared in the rotated basis on the way out.
+    """
+    expected = run(to_double(model), feeds)
+    result = rotated(model, facts, **options)  # type: ignore[arg-type]
+    turned = {name: x @ result.caches[name] if name in result.caches else x for name, x in feeds.items()}
+    found = run(result.model, turned)
+    worst = 0.0
+    for name, reference in expected.items():
+        goal = reference @ result.caches[name] if name in result.caches else reference
+        worst = max(worst, float(np.abs(found[name] - goal).max() / np.abs(goal).max()))
+    return worst
+
+
+class _Work:
+    def __init__(self, model: ir.Model, rng: np.random.Generator) -> None:
+        self.model = model
+        self.caches: dict[str, np.ndarray] = {}
+        self._rng = rng
+        self._values = value_map(model)
+        self._operands: dict[tuple[str, int], np.ndarray] = {}
+        self._shifts: dict[str, np.ndarray] = {}
+        self._online: list[tuple[str, np.ndarray]] = []
+
+    def _operand(self, use: WeightUse) -> np.ndarray:
+        key = (use.node, use.input)
+        if key not in self._operands:
+            value = node_of(self._values, use.node).inputs[use.input]
+            assert value is not None and value.name == use.tensor
+            self._operands[key] = np.array(read_constant(value), dtype=np.float64)
+        return self._operands[key]
+
+    def fold(self, fold: GainFold) -> None:
+        gain = np.asarray(read_constant(self._values[fold.gain])).reshape(-1)
+        shift = None if fold.shift is None else np.asarray(read_constant(self._values[fold.shift])).reshape(-1)
+        for consumer in fold.consumers:
+            weight, index = self._operand(consumer.use), decode_runs(consumer.index)
+            moved = np.moveaxis(weight, consumer.use.axis, -1)
+            assert moved.shape[-1] == len(index)
+            if shift is not None:
+                old = self._shifts.get(consumer.use.node, 0.0)
+                self._shifts[consumer.use.node] = old + moved @ shift[index]
+            moved *= gain[index]
+
+    def rotate(self, space: RotationSpace) -> None:
+        matrix = random_orthogonal(space.dim, self._rng, mean_preserving=space.mean_preserving)
+        for use in (*space.producers, *space.consumers):
+            target = np.moveaxis(self._operand(use), use.axis, -1)
+            for group in use.groups:
+                positions = decode_runs(group)
+                target[..., positions] = target[..., positions] @ matrix
+        for use in space.producers:
+            if use.role == "weight" and use.node in self._shifts:
+                for group in use.groups:
+                    positions = decode_runs(group)
+                    self._shifts[use.node][positions] = self._shifts[use.node][positions] @ matrix
+        for online in space.online:
+            full = np.eye(online.width)
+            for group in online.groups:
+                positions = decode_runs(group)
+                full[np.ix_(positions, positions)] = matrix
+            self._online.append((online.tensor, full))
+        for name in (*space.cache_inputs, *space.cache_outputs):
+            self.caches[name] = matrix
+
+    def finish(self, gains: tuple[GainFold, ...]) -> None:
+        for (node, position), array in self._operands.items():
+            node_of(self._values, node).replace_input_with(position, self._constant(array))
+        for fold in gains:
+            node = node_of(self._values, fold.node)
+            if fold.form == "norm":
+                self._fill(node, fold.gain_input, 1.0)
+                if fold.shift_input is not None:
+                    self._fill(node, fold.shift_input, 0.0)
+                continue
+            self._fill(node, fold.gain_input, 1.0)
+            if fold.shift_node is not None and fold.shift_input is not None:
+                self._fill(node_of(self._values, fold.shift_node), fold.shift_input, 0.0)
+        for name, shift in self._shifts.items():
+            self._behind(name, "Add", shift)
+        for name, matrix in self._online:
+            self._behind(name, "MatMul", matrix)
+
+    def _fill(self, node: ir.Node, position: int, number: float) -> None:
+        value = node.inputs[position]
+        assert value is not None
+        node.replace_input_with(position, self._constant(np.full(read_constant(value).shape, number)))
+
+    def _behind(self, name: str, op: str, operand: np.ndarray) -> None:
+        value = self._values[name]
+        node = ir.node(op, [value, self._constant(operand)])
+        made = node.outputs[0]
+        made.dtype = ir.DataType.DOUBLE
+        value.replace_all_uses_with(made, replace_graph_outputs=True)
+        node.replace_input_with(0, value)
+        value.name, made.name = f"{name}_before_{op}", name
+        producer = value.producer()
+        assert producer is not None
+        self.model.graph.insert_after(producer, node)
+        self._values[name] = made
+
+    def _constant(self, array: np.ndarray) -> ir.Value:
+        name = f"constant_{len(self.model.graph.initializers)}"
+        tensor = ir.tensor(np.ascontiguousarray(array, dtype=np.float64), name=name)
+        value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype))
+        self.model.graph.initializers[name] = value
+        return value
