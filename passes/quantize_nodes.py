@@ -79,6 +79,7 @@ class NodeWriter:
         inputs = list(node.inputs)
         self.model.graph.remove(node, safe=True)
         new.name = source.name = name
+        source.metadata_props.update(node.metadata_props)
         for value in inputs:
             remove_unused(self.model, value)
 
