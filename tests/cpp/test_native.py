@@ -23,4 +23,5 @@ def test_kernels_in_cpp(tmp_path: Path) -> None:
     command("cmake", "-S", str(SOURCE), "-B", str(tmp_path), "-G", "Ninja", "-DGRAPHROT_TESTS=ON")
     command("cmake", "--build", str(tmp_path), "--target", "test_element", "test_hadamard", "test_isa")
     printed = command("ctest", "--test-dir", str(tmp_path), "--output-on-failure")
-    assert "100% tests passed, 0 tests failed out of 3" in printed
+    assert "100% tests passed" in printed  # newer versions leave the count of failures out
+    assert "out of 3" in printed
