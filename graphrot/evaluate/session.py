@@ -8,7 +8,9 @@ and shapes come from the file.
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +89,6 @@ class DecoderSession:
         optimize: bool = True,
         sizes: Mapping[str, int] | None = None,
     ) -> None:
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self.path = self._place(model)
         header = _read_header(self.path)
         options = ort.SessionOptions()
@@ -177,8 +178,9 @@ class DecoderSession:
 
     def _place(self, model: Path | str | ir.Model) -> Path:
         if isinstance(model, ir.Model):
-            self._scratch = tempfile.TemporaryDirectory(prefix="graphrot-session-", ignore_cleanup_errors=True)
-            path = Path(self._scratch.name) / "model.onnx"
+            scratch = Path(tempfile.mkdtemp(prefix="graphrot-session-"))
+            weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
+            path = scratch / "model.onnx"
             ir.save(model, path, external_data="model.onnx.data")
             return path
         path = Path(model)

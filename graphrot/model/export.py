@@ -64,7 +64,7 @@ def export_decoder(
         raise InputRefused(
             "Only float32 models are exported", where=type(model).__name__, do="load the model with dtype=torch.float32"
         )
-    model.eval()
+    model.train(False)
     signature = trace.read_signature(model)
     steps = 3 * len(roads)
     failures: list[str] = []
@@ -104,7 +104,7 @@ def _trace(model: PreTrainedModel, signature: trace.Signature, road: Road, opset
 
 def _write(model: ir.Model, path: Path) -> None:
     _remove(path)
-    ir.save(model, path, external_data=_data_path(path).name, alignment=64, align_threshold=0)
+    ir.save(model, path, external_data=_data_path(path).name, alignment=4096, align_threshold=0)
     onnx.checker.check_model(os.fspath(path), full_check=True)
 
 

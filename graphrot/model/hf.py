@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import importlib.util
 import json
 from collections.abc import Iterator
@@ -108,7 +109,7 @@ def load_decoder(folder: Path) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config["model_type"])
+    known: Any = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config["model_type"])
     names = {known} if isinstance(known, str) else set(known or ())
     if not names & set(config["architectures"]):
         raise InputRefused(
@@ -130,7 +131,7 @@ def load_decoder(folder: Path) -> PreTrainedModel:
                 why=f"{type(error).__name__}: {str(error).strip()[:400]}",
                 do="check that the folder is complete",
             ) from error
-    model.eval()
+    model.train(False)
     return model
 
 
@@ -153,8 +154,7 @@ def export_folder(folder: Path, path: Path, *, progress: Progress = silent) -> N
 @contextlib.contextmanager
 def quiet_loading() -> Iterator[None]:
     """Without transformers' own progress bars, which would mix with ours."""
-    from transformers.utils import logging
-
+    logging: Any = importlib.import_module("transformers.utils.logging")
     active = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -104,7 +104,7 @@ def save_model(model: ir.Model, path: Path) -> int:
     Not atomic by itself. The model may be mapped from any files but these two.
     """
     data = path.with_name(path.name + ".data")
-    ir.save(model, path, external_data=data.name, alignment=64, align_threshold=0)
+    ir.save(model, path, external_data=data.name, alignment=4096, align_threshold=0)
     return path.stat().st_size + (data.stat().st_size if data.exists() else 0)
 
 
@@ -202,11 +202,11 @@ def _install(moves: Sequence[tuple[Path, Path]], work: Path) -> None:
     try:
         for made, target in moves:
             if _exists(target):
-                os.rename(target, backup / target.name)
+                target.rename(backup / target.name)
                 undo.append((backup / target.name, target))
-            os.rename(made, target)
+            made.rename(target)
             undo.append((target, made))
     except BaseException:
         for source, place in reversed(undo):
-            os.rename(source, place)
+            source.rename(place)
         raise

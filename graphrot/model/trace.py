@@ -75,9 +75,9 @@ def cache_from(tensors: tuple[torch.Tensor, ...]) -> DynamicCache:
     """A cache of ``(key 0, value 0, key 1, ...)``, each ``[batch, heads, past, width]``."""
     cache = DynamicCache()
     for keys, values in zip(tensors[::2], tensors[1::2], strict=True):
-        layer = DynamicLayer()
+        layer = DynamicLayer()  # type: ignore[no-untyped-call]
         layer.keys, layer.values, layer.is_initialized = keys, values, True
-        layer.device, layer.dtype = keys.device, keys.dtype
+        layer.device = keys.device
         cache.layers.append(layer)
     return cache
 
@@ -93,8 +93,7 @@ def forward(
     positions = {} if position_ids is None else {"position_ids": position_ids}
     caches = {str(_cache_argument(model)): cache}
     output = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=True, **positions, **caches)
-    grown = tuple(t for layer in cache.layers for t in (layer.keys, layer.values))
-    return output.logits, grown
+    return output.logits, tuple(getattr(layer, kind) for layer in cache.layers for kind in ("keys", "values"))
 
 
 def _cache_argument(model: PreTrainedModel) -> str | None:

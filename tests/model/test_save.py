@@ -1,0 +1,194 @@
+"""Saving is all or nothing, keeps every number, and replaces only what it may."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from graphrot.errors import EnvironmentProblem, UsageError
+from graphrot.model import save
+from graphrot.model.save import refuse_target, save_directory, save_file
+from tests.exported import tiny_onnx, write_tokenizer
+
+
+@pytest.fixture
+def model() -> ir.Model:
+    return ir.load(tiny_onnx("llama_tied"))
+
+
+@pytest.fixture
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("words")
+    write_tokenizer(folder)
+    (folder / "model.safetensors").write_bytes(b"not a tokenizer's file")
+    return folder
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def _numbers(path: Path) -> dict[str, np.ndarray]:
+    weights = ir.load(path).graph.initializers
+    return {name: v.const_value.numpy().copy() for name, v in weights.items() if v.const_value is not None}
+
+
+def test_folder_form(model: ir.Model, words: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    saved = save_directory(model, {"a": 1, "sizes": {"source_bytes": 7}}, words, target, texts={"plan.json": "[]\n"})
+    tokenizer = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    assert set(_content(target)) == {"model.onnx", "model.onnx.data", "graphrot.json", "plan.json", *tokenizer}
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    size = sum((target / name).stat().st_size for name in ("model.onnx", "model.onnx.data"))
+    assert saved == save.Saved(target / "model.onnx", size)
+    manifest = json.loads((target / "graphrot.json").read_text(encoding="utf-8"))
+    assert manifest == {"a": 1, "sizes": {"source_bytes": 7, "model_bytes": size}}
+    onnx.checker.check_model(str(target / "model.onnx"), full_check=True)
+    before = _numbers(tiny_onnx("llama_tied"))
+    after = _numbers(target / "model.onnx")
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_file_form(model: ir.Model, tmp_path: Path) -> None:
+    target = tmp_path / "m.v1.onnx"
+    saved = save_file(model, {}, target, texts={"plan.json": "[]"})
+    assert set(_content(tmp_path)) == {"m.v1.onnx", "m.v1.onnx.data", "m.v1.graphrot.json", "m.v1.plan.json"}
+    assert saved.path == target
+    onnx.checker.check_model(str(target), full_check=True)
+
+
+def test_metadata_and_names_are_kept(model: ir.Model, tmp_path: Path) -> None:
+    model.metadata_props["graphrot.version"] = "9"
+    save_file(model, {}, tmp_path / "m.onnx")
+    again = ir.load(tmp_path / "m.onnx")
+    assert again.metadata_props == {"graphrot.version": "9"}
+    assert [node.name for node in again.graph] == [node.name for node in model.graph]
+
+
+def test_existing_outputs_are_kept_unless_forced(model: ir.Model, tmp_path: Path) -> None:
+    save_directory(model, {"run": 1}, None, tmp_path / "out")
+    save_file(model, {"run": 1}, tmp_path / "m.onnx")
+    names = _content(tmp_path).keys()
+    for target, write in ((tmp_path / "out", save_directory), (tmp_path / "m.onnx", save_file)):
+        before = _content(tmp_path)
+        arguments: tuple[Any, ...] = (None, target) if write is save_directory else (target,)
+        with pytest.raises(UsageError, match="The output already exists"):
+            write(model, {"run": 2}, *arguments)
+        assert _content(tmp_path) == before
+        write(model, {"run": 2}, *arguments, force=True)
+    assert json.loads((tmp_path / "out" / "graphrot.json").read_text(encoding="utf-8"))["run"] == 2
+    assert json.loads((tmp_path / "m.graphrot.json").read_text(encoding="utf-8"))["run"] == 2
+    assert _content(tmp_path).keys() == names
+
+
+def test_a_model_can_replace_the_file_it_is_mapped_from(model: ir.Model, tmp_path: Path) -> None:
+    target = tmp_path / "m.onnx"
+    save_file(model, {}, target)
+    before = _numbers(target)
+    save_file(ir.load(target), {}, target, force=True)
+    after = _numbers(target)
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_a_leftover_beside_the_file_is_in_the_way(model: ir.Model, tmp_path: Path) -> None:
+    (tmp_path / "m.onnx.data").write_bytes(b"someone's weights")
+    with pytest.raises(UsageError, match="already exists") as caught:
+        save_file(model, {}, tmp_path / "m.onnx")
+    assert "m.onnx.data" in str(caught.value)
+
+
+def test_foreign_folders_are_not_replaced_even_by_force(model: ir.Model, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.png").write_bytes(b"cat")
+    with pytest.raises(UsageError, match="was not written by graphrot"):
+        save_directory(model, {}, None, tmp_path / "photos", force=True)
+    assert _content(tmp_path) == {"photos/cat.png": b"cat"}
+
+
+def test_an_empty_folder_is_filled(model: ir.Model, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    save_directory(model, {}, None, tmp_path / "out")
+    assert (tmp_path / "out" / "model.onnx").is_file()
+
+
+def test_a_missing_parent_is_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="The folder for the output does not exist"):
+        refuse_target(tmp_path / "no" / "out")
+
+
+@pytest.mark.parametrize("form", ["folder", "file"])
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("failing", ["copy", "model", "sync", "rename"])
+def test_a_failure_leaves_nothing_behind(
+    model: ir.Model,
+    words: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
+    existing: bool,
+    failing: str,
+) -> None:
+    """The disk fills up at one point of the way; what was there before is still there, and nothing else."""
+
+    def run() -> None:
+        if form == "folder":
+            save_directory(model, {"run": 2}, words, tmp_path / "out", force=True)
+        else:
+            save_file(model, {"run": 2}, tmp_path / "m.onnx", force=True)
+
+    if existing:
+        save_directory(model, {"run": 1}, words, tmp_path / "out")
+        save_file(model, {"run": 1}, tmp_path / "m.onnx")
+    before = _content(tmp_path)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if failing == "copy":
+        if form == "file":
+            monkeypatch.setattr(save, "_write_texts", full)
+        monkeypatch.setattr(save.shutil, "copyfile", full)
+    elif failing == "model":
+        monkeypatch.setattr(save.ir, "save", full)
+    elif failing == "sync":
+        monkeypatch.setattr(save.os, "fsync", full)
+    else:
+        _fail_last_rename(monkeypatch, full)
+    with pytest.raises(EnvironmentProblem, match="could not be written") as caught:
+        run()
+    assert "No space left on device; nothing was left behind" in str(caught.value)
+    monkeypatch.undo()
+    assert _content(tmp_path) == before
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    run()
+
+
+def _fail_last_rename(monkeypatch: pytest.MonkeyPatch, full: Any) -> None:
+    """Let the move of the finished model fail, after everything before it was moved."""
+    rename = os.rename
+
+    def sometimes(source: str | Path, target: str | Path) -> None:
+        if Path(target).name in ("out", "m.onnx") and "replaced" not in str(target) and "replaced" not in str(source):
+            full()
+        rename(source, target)
+
+    monkeypatch.setattr(save.os, "rename", sometimes)
+
+
+def test_a_place_without_permission_is_named(model: ir.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object, **__: object) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr(save.tempfile, "mkdtemp", denied)
+    with pytest.raises(EnvironmentProblem, match="could not be written") as caught:
+        save_file(model, {}, tmp_path / "m.onnx")
+    assert str(tmp_path) in str(caught.value) and "Permission denied" in str(caught.value)
