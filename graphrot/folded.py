@@ -19,6 +19,7 @@ from graphrot.errors import InputRefused
 from graphrot.graph import (
     WeightStore,
     add_initializer,
+    drop_dead_constant,
     is_constant,
     iter_values,
     plain_shape,
@@ -196,13 +197,16 @@ def edit_operand(model: ir.Model, node: ir.Node, index: int, edit: Edit, names: 
     name = unique_name(names, f"{(value.name or 'weight').partition('__rot')[0]}__rot")
     fresh = add_initializer(model, name, FoldedTensor(base, (*edits, edit), name))
     node.replace_input_with(index, fresh)
-    if not value.uses() and value.is_initializer() and not value.is_graph_output() and value.name:
-        del model.graph.initializers[value.name]
+    drop_dead_constant(model, value)
     return fresh
 
 
-def materialize(model: ir.Model, store: WeightStore) -> int:
-    """Turn every pending tensor into numbers in ``store``; equal ones become one initializer.
+def materialize(model: ir.Model, store: WeightStore | None) -> int:
+    """Turn every pending tensor into numbers; equal ones become one initializer.
+
+    Args:
+        model: changed in place.
+        store: takes the numbers; None keeps them in memory (small models).
 
     Returns:
         How many tensors were written.
@@ -217,7 +221,8 @@ def materialize(model: ir.Model, store: WeightStore) -> int:
             value.replace_all_uses_with(twin)
             del model.graph.initializers[name]
             continue
-        value.const_value = store.put(name, content.numpy(), content.dtype)
+        numbers = content.numpy()
+        value.const_value = ir.tensor(numbers, name=name) if store is None else store.put(name, numbers, content.dtype)
         made[content.key] = value
     return len(made)
 

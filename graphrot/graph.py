@@ -27,9 +27,15 @@ def iter_values(model: ir.Model) -> Iterator[ir.Value]:
                 yield output
 
 
+RENAMED = "graphrot.renamed"
+"""``model.meta`` key: names of the source -> names now, where a pass had to move a graph output's name."""
+
+
 def value_map(model: ir.Model) -> dict[str, ir.Value]:
-    """Name -> value for the main graph."""
-    return {value.name: value for value in iter_values(model) if value.name}
+    """Name -> value for the main graph; a name that a pass moved still finds the source's value."""
+    values = {value.name: value for value in iter_values(model) if value.name}
+    renamed: dict[str, str] = model.meta.get(RENAMED, {})
+    return values | {old: values[new] for old, new in renamed.items() if new in values}
 
 
 def node_of(values: Mapping[str, ir.Value], first_output: str) -> ir.Node:
@@ -151,6 +157,23 @@ def drop_unused_initializers(model: ir.Model) -> int:
     for name in unused:
         del model.graph.initializers[name]
     return len(unused)
+
+
+def drop_dead_constant(model: ir.Model, value: ir.Value) -> None:
+    """Remove a constant that nothing reads any more: its initializer, or the nodes that make it."""
+    if value.uses() or value.is_graph_output() or value.is_graph_input():
+        return
+    node = value.producer()
+    if node is None:
+        if value.is_initializer() and value.name:
+            del model.graph.initializers[value.name]
+        return
+    if any(output.uses() for output in node.outputs) or not is_constant(value):
+        return
+    operands = [operand for operand in node.inputs if operand is not None]
+    model.graph.remove(node, safe=True)
+    for operand in dict.fromkeys(operands):
+        drop_dead_constant(model, operand)
 
 
 class WeightStore:

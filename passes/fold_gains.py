@@ -14,6 +14,7 @@ from graphrot.analysis.types import GainConsumer, GainFold, decode_runs
 from graphrot.errors import InputRefused
 from graphrot.folded import Scale, Shift, edit_operand, exact_numbers, used_names
 from graphrot.graph import (
+    RENAMED,
     add_initializer,
     drop_unused_initializers,
     is_constant,
@@ -158,8 +159,13 @@ def _insert_add(model: ir.Model, node: ir.Node, extra: np.ndarray, names: set[st
     bias = add_initializer(model, unique_name(names, f"{output.name}__shift"), _as_weight(node, extra))
     add = ir.node("Add", [output, bias], name=unique_name(names, f"{output.name}__add_shift"))
     result = add.outputs[0]
-    result.name = unique_name(names, f"{output.name}__shifted")
     result.type, result.shape = output.type, output.shape
+    if output.is_graph_output():
+        # The model's output keeps its name, so the product behind it takes another one.
+        result.name, output.name = output.name, unique_name(names, f"{output.name}__unshifted")
+        model.meta.setdefault(RENAMED, {})[result.name] = output.name
+    else:
+        result.name = unique_name(names, f"{output.name}__shifted")
     output.replace_all_uses_with(result, replace_graph_outputs=True)
     add.replace_input_with(0, output)
     model.graph.insert_after(node, add)

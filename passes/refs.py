@@ -12,7 +12,7 @@ from graphrot.graph import node_of, value_map
 
 
 def current_linears(model: ir.Model, linears: Iterable[LinearRef]) -> tuple[LinearRef, ...]:
-    """The same linears with the names of weight, bias and input as ``model`` has them now.
+    """The same linears with the names of node, weight, bias and input as ``model`` has them now.
 
     Raises:
         InputRefused: a linear is not in this model.
@@ -25,6 +25,12 @@ def current_linears(model: ir.Model, linears: Iterable[LinearRef]) -> tuple[Line
         assert weight is not None and weight.name and data is not None and data.name
         bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else None
         current.append(
-            replace(linear, weight=weight.name, input=data.name, bias=bias.name if bias is not None else linear.bias)
+            replace(
+                linear,
+                node=node.outputs[0].name or linear.node,
+                weight=weight.name,
+                input=data.name,
+                bias=bias.name if bias is not None else linear.bias,
+            )
         )
     return tuple(current)

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphrot.folded import exact_sample
-from graphrot.graph import drop_unused_initializers, node_of, value_map
+from graphrot.graph import drop_dead_constant, node_of, value_map
 from graphrot.passes.base import GraphPass
 
 
@@ -38,7 +38,7 @@ class ShareTable(GraphPass):
             output.name, output.type, output.shape = f"{tie.head.node}__table", table.type, weight.shape
             head.replace_input_with(tie.head.weight_input, output)
             model.graph.insert_before(head, flip)
-        drop_unused_initializers(model)
+        drop_dead_constant(model, weight)
         done.add(tie.head.node)
         self.report.changed.append(tie.head.node)
 
