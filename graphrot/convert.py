@@ -290,15 +290,19 @@ class _Job:
 
     def _rotated(self, model: ir.Model, plan: RotationPlan, name: str = "rotated") -> ir.Model:
         """A rotated copy of the model; its new weights lie in the scratch folder."""
+        from onnx_ir.passes.common import RemoveUnusedNodesPass
+
         from graphrot.folded import materialize
         from graphrot.graph import WeightStore
         from graphrot.passes import ROTATION_PASSES
         from graphrot.passes.raise_opset import RaiseOpset
 
+        self.progress("rotating the weights", 0, 1)
         result = model.clone()
         passes = [RaiseOpset(plan)] if self.recipe.quantizes else []
         for step in [*passes, *(kind(plan) for kind in ROTATION_PASSES)]:
             step(result)
+        RemoveUnusedNodesPass()(result)
         result.graph.sort()
         materialize(result, WeightStore(self.workdir / name))
         return result
