@@ -126,7 +126,7 @@ def _lower(
         product = writer.op(node, "Mul", [product, channel_scales], f"{linear.node}.scaled")
     writer.take_over(node.outputs[0], product)
     values[linear.node] = product
-    return _Lowered(linear, parts, level, rounding)
+    return _Lowered(linear, (*parts, scales), level, rounding)
 
 
 def _store(writer: NodeWriter, linear: QuantizedLinear, layout: BlockLayout) -> tuple[ir.Value, ...]:
