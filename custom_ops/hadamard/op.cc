@@ -1,5 +1,6 @@
 #include "hadamard/op.h"
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -190,8 +191,24 @@ Status* GRAPHROT_ORT_CALL infer_shape(const ort::CustomOp* op, ort::ShapeInferCo
   return ort::guarded(api, "graphrot::HadamardTransform", [&] {
     ort::TensorInfo* info = nullptr;  // stays the context's
     ort::check(api, api.call<ort::slot::ShapeInferContext_GetInputTypeShape>(seen, std::size_t{0}, &info));
+    const ort::TensorInfo* shape = info;
+    std::size_t rank = 0;
+    ort::check(api, api.call<ort::slot::GetDimensionsCount>(shape, &rank));
+    std::vector<std::int64_t> sizes(rank);
+    std::vector<const char*> names(rank);
+    ort::check(api, api.call<ort::slot::GetDimensions>(shape, sizes.data(), rank));
+    ort::check(api, api.call<ort::slot::GetSymbolicDimensions>(shape, names.data(), rank));
+    // The runtime would write an unknown dimension without a name as the number -1. A fresh name claims nothing.
+    static std::atomic<unsigned> unknown{0};
+    std::vector<std::string> fresh(rank);
+    for (std::size_t axis = 0; axis < rank; ++axis) {
+      if (sizes[axis] >= 0 || (names[axis] != nullptr && *names[axis] != '\0')) continue;
+      fresh[axis] = "graphrot_unknown_" + std::to_string(unknown++);
+      names[axis] = fresh[axis].c_str();
+    }
+    ort::check(api, api.call<ort::slot::SetSymbolicDimensions>(info, names.data(), rank));
     ort::check(api, api.call<ort::slot::ShapeInferContext_SetOutputTypeShape>(
-                        seen, std::size_t{0}, static_cast<const ort::TensorInfo*>(info)));
+                        seen, std::size_t{0}, shape));
   });
 }
 

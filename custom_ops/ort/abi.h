@@ -60,6 +60,8 @@ struct ApiBase {
   SLOT(GetTensorElementType, 60, Status*, (const TensorInfo* info, ElementType* out))                          \
   SLOT(GetDimensionsCount, 61, Status*, (const TensorInfo* info, std::size_t* out))                            \
   SLOT(GetDimensions, 62, Status*, (const TensorInfo* info, std::int64_t* values, std::size_t count))          \
+  SLOT(GetSymbolicDimensions, 63, Status*,                                                                     \
+       (const TensorInfo* info, const char** names, std::size_t count))                                        \
   SLOT(GetTensorTypeAndShape, 65, Status*, (const Value* value, TensorInfo** out))                             \
   SLOT(GetAllocatorWithDefaultOptions, 78, Status*, (Allocator * *out))                                        \
   SLOT(KernelInfoGetAttribute_float, 85, Status*, (const KernelInfo* info, const char* name, float* out))      \
@@ -81,6 +83,7 @@ struct ApiBase {
        (const ShapeInferContext* context, std::size_t index, TensorInfo** out))                                \
   SLOT(ShapeInferContext_SetOutputTypeShape, 270, Status*,                                                     \
        (const ShapeInferContext* context, std::size_t index, const TensorInfo* info))                          \
+  SLOT(SetSymbolicDimensions, 271, Status*, (TensorInfo * info, const char** names, std::size_t count))        \
   SLOT(KernelContext_ParallelFor, 274, Status*,                                                                \
        (const KernelContext* context, void (*function)(void*, std::size_t), std::size_t total,                 \
         std::size_t batches, void* user))
