@@ -169,7 +169,7 @@ def torchscript(model: PreTrainedModel, signature: Signature) -> ir.Model:
         name: {axis: dim for axis, dim in enumerate(shape) if isinstance(dim, str)}
         for name, shape in (inputs | outputs).items()
     }
-    with torch.no_grad(), quiet(), eager_attention(model):
+    with torch.no_grad(), quiet(), plain_operations(model):
         torch.onnx.export(
             wrapper,
             _example(signature),
@@ -196,7 +196,7 @@ def dynamo(model: PreTrainedModel, signature: Signature, *, opset: int) -> ir.Mo
         {axis: dynamic for axis, dim in enumerate(shape) if isinstance(dim, str)}
         for shape in signature.inputs().values()
     ]
-    with torch.no_grad(), quiet(), eager_attention(model):
+    with torch.no_grad(), quiet(), plain_operations(model):
         exported = torch.export.export(
             wrapper, _example(signature), dynamic_shapes=(shapes[0], shapes[1], tuple(shapes[2:])), strict=False
         )
@@ -213,26 +213,42 @@ def dynamo(model: PreTrainedModel, signature: Signature, *, opset: int) -> ir.Mo
 
 
 @contextlib.contextmanager
-def eager_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Use the attention written in plain operations while tracing: others freeze "is causal" by size."""
-    before = model.config._attn_implementation
+def plain_operations(model: PreTrainedModel) -> Iterator[None]:
+    """Use attention and experts written in plain operations while tracing.
+
+    Other attentions freeze "is causal" by the traced sizes, other experts sort tokens by what the traced
+    ones need.
+    """
+    attention = model.config._attn_implementation
+    experts = getattr(model.config, "_experts_implementation", None)
     model.set_attn_implementation("eager")
+    if experts is not None:
+        model.set_experts_implementation("batched_mm")
     try:
         yield
     finally:
-        model.set_attn_implementation(before)
+        model.set_attn_implementation(attention)
+        if experts is not None:
+            model.set_experts_implementation(experts)
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the exporters' and transformers' remarks off the user's terminal; errors still raise."""
+    """Keep the exporters' and transformers' remarks off the user's terminal; errors still raise.
+
+    The TorchScript exporter also prints its whole graph to stdout before it raises; torch 2.13 turns this
+    on whatever the setting says, so the printing function itself is exchanged.
+    """
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
+    printing = torch._C._jit_onnx_log
+    torch._C._jit_onnx_log = lambda *_: None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        torch._C._jit_onnx_log = printing
         logging.disable(disabled)
 
 

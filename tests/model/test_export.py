@@ -17,7 +17,7 @@ from graphrot.model import export, trace
 from graphrot.model.crosscheck import CASES, TOLERANCE, compare
 from graphrot.model.export import export_decoder
 from tests.exported import tiny_onnx
-from tests.tiny import TINY_NAMES, VOCAB, tiny, tiny_llama
+from tests.tiny import TINY_NAMES, VOCAB, randomized, tiny, tiny_llama
 
 
 def _operators(model: ir.Model) -> list[str]:
@@ -149,6 +149,21 @@ def test_a_failing_road_leads_to_the_next(tmp_path: Path, monkeypatch: pytest.Mo
     assert _weight_bytes(tmp_path / "m.onnx") <= sum(p.numel() * 4 for p in model.parameters()) + 2000
 
 
+def test_a_failing_exporter_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """torch prints its whole graph to stdout when an operator has no ONNX form."""
+
+    class Sorting(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.histc(x, 4)
+
+    model = tiny_llama(layers=1)
+    model.model.norm.register_forward_hook(lambda module, inputs, output: output + Sorting()(output).sum())
+    with pytest.raises(InputRefused, match="UnsupportedOperatorError"):
+        export_decoder(model, tmp_path / "m.onnx", roads=("torchscript",))
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
 def test_all_roads_failing_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any, **__: Any) -> ir.Model:
         raise RuntimeError("no such operator")
@@ -178,6 +193,19 @@ def test_no_case_has_the_traced_sizes() -> None:
     batch, sequence, past = trace._SIZES
     assert all(case.sequence != sequence and case.past != past for case in CASES)
     assert {case.batch for case in CASES} == {1, batch}
+
+
+def test_experts_are_exported_in_plain_operations(tmp_path: Path) -> None:
+    import transformers
+
+    config = transformers.MixtralConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, num_local_experts=4, max_position_embeddings=64,
+    )  # fmt: skip
+    model = randomized(transformers.MixtralForCausalLM(config), 0)
+    experts = model.config._experts_implementation
+    assert export_decoder(model, tmp_path / "m.onnx").road == "torchscript"
+    assert model.config._experts_implementation == experts
 
 
 def test_the_weights_are_not_held_twice() -> None:

@@ -61,6 +61,14 @@ def test_a_folder_is_exported_into_the_workdir(hf: Path, tmp_path: Path) -> None
     assert sorted(p.name for p in hf.iterdir() if p.suffix == ".onnx") == []
 
 
+def test_half_precision_folders_are_exported_in_float32(tmp_path: Path) -> None:
+    tiny_llama(layers=1).bfloat16().save_pretrained(tmp_path / "half")
+    source = load_source(str(tmp_path / "half"), workdir=tmp_path / "work")
+    assert source.tokenizer_dir is None
+    types = {v.const_value.dtype for v in source.model.graph.initializers.values() if v.const_value is not None}
+    assert types <= {ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL}
+
+
 def test_the_hash_follows_weights_and_config_only(hf: Path, tmp_path: Path) -> None:
     from graphrot.model.hf import hash_of
 
