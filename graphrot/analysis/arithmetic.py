@@ -7,6 +7,7 @@ multiplies the whole row; a product by a constant per channel is a *gain* and st
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 
 from graphrot.analysis.labels import Labels, coordinates, other_axes
 from graphrot.analysis.visit import Visit
@@ -153,11 +154,20 @@ def _multiply_rows(v: Visit, labels: Labels, position: int) -> bool:
 
 
 def square(v: Visit) -> None:
+    """Squares on their way into a sum; squares that go elsewhere (an activation) start new channels."""
     labels = v.labels(0)
-    if labels is None or labels.squared:
+    if labels is None or labels.squared or not _only_summed(v, v.node):
         v.opaque()
         return
     v.set(labels.square(v.salt))
+
+
+def _only_summed(v: Visit, node: ir.Node) -> bool:
+    uses = v.graph.scope.uses(node.outputs[0])
+    return not node.outputs[0].is_graph_output() and all(
+        user.op_type in ("ReduceMean", "ReduceSum") or (user.op_type in ("Cast", "Identity") and _only_summed(v, user))
+        for user, _ in uses
+    )
 
 
 def power(v: Visit) -> None:
@@ -189,7 +199,7 @@ def reduce(v: Visit) -> None:
     axes = sorted(a % labels.rank for a in axes)
     rows = other_axes(labels.rank, *axes)
     squares = op in ("ReduceL2", "ReduceSumSquare")
-    if squares == labels.squared:
+    if squares and labels.squared:
         v.opaque()
     elif squares or labels.squared:
         v.key_rows(labels, rows, "it sums squares over a part of the channels")

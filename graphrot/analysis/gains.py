@@ -8,13 +8,13 @@ front of it. So folds are found in rounds, and must be replayed in the order giv
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from graphrot.analysis.labels import Source, coordinates
-from graphrot.analysis.norms import NORM_OPS
+from graphrot.analysis.norms import NORM_OPS, gain_and_shift
 from graphrot.analysis.provenance import Provenance
 from graphrot.analysis.scope import constant_shape
 from graphrot.analysis.types import GainConsumer, GainFold, WeightUse, encode_runs
@@ -86,7 +86,7 @@ def _try(provenance: Provenance, source: Source, readers: dict[int, _Readers]) -
     assert node is not None and position is not None
     gain = node.inputs[position]
     partners = [provenance.graph.table.sources[i] for i in own.partners if i != source.index]
-    if own.barred or not own.consumers or gain is None or not gain.name or len(partners) > 1:
+    if own.barred or not own.consumers or gain is None or not gain.name:
         return None
     index = _gain_index(source, gain)
     if index is None:
@@ -105,41 +105,49 @@ def _try(provenance: Provenance, source: Source, readers: dict[int, _Readers]) -
         gain_input=position,
         consumers=tuple(consumers),
     )
-    if not partners:
-        return fold, [node]
-    return _with_shift(provenance, fold, source, partners[0], readers)
+    shift = _shift_of(provenance, source, partners, readers)
+    if shift is None:
+        return (fold, [node]) if not partners else None
+    holder, operand = shift
+    value = holder.inputs[operand]
+    shape = None if value is None else constant_shape(value)
+    if value is None or not value.name or shape is None or max(shape, default=1) != source.count:
+        return None
+    if any(_takes_no_shift(c) for c in own.consumers):
+        return None
+    with_shift = replace(fold, shift=value.name, shift_node=_name(holder), shift_input=operand)
+    return with_shift, list(dict.fromkeys([node, holder]))
 
 
-def _with_shift(
-    provenance: Provenance, fold: GainFold, source: Source, shift: Source, readers: dict[int, _Readers]
-) -> tuple[GainFold, list[ir.Node]] | None:
-    """The one other producer is a constant that is added right behind the gain, for all consumers."""
-    node, own = shift.node, source.node
-    if shift.kind != "bias" or node is None or own is None or shift.count != source.count or shift.value.name is None:
-        return None
-    if readers[shift.index].barred or set(readers[shift.index].partners) != {source.index}:
-        return None
-    if fold.form == "mul" and (node.op_type != "Add" or not _directly_behind(provenance, own, node)):
-        return None
-    if fold.form == "norm" and node is not own:
-        return None
-    if source.axes != (len(source.shape) - 1,) or not _aligned(provenance, source, shift):
-        return None
-    for consumer in readers[source.index].consumers:
-        weight = consumer.node.inputs[consumer.operand]
-        shape = None if weight is None else constant_shape(weight)
-        scaled = any(
-            consumer.node.attributes[k].as_float() != 1.0 for k in ("alpha", "beta") if k in consumer.node.attributes
-        )
-        if shape is None or len(shape) != 2 or scaled:
+def _shift_of(
+    provenance: Provenance, source: Source, partners: list[Source], readers: dict[int, _Readers]
+) -> tuple[ir.Node, int] | None:
+    """The node and operand of the one constant that is added right behind the gain, for all its readers."""
+    node = source.node
+    assert node is not None
+    if node.op_type in NORM_OPS:
+        position = gain_and_shift(node)[1]
+        numbers = None if position is None else provenance.graph.probe.number(_input(node, position))
+        if position is None or (numbers is not None and not numbers.any()) or partners:
             return None
-    full = GainFold(
-        **{k: getattr(fold, k) for k in ("node", "op", "form", "gain", "gain_input", "consumers")},
-        shift=shift.value.name,
-        shift_node=_name(node),
-        shift_input=shift.operand,
-    )
-    return full, list(dict.fromkeys([own, node]))
+        return node, position
+    if len(partners) != 1:
+        return None
+    shift = partners[0]
+    if shift.kind != "bias" or shift.node is None or shift.operand is None or shift.node.op_type != "Add":
+        return None
+    alone = not readers[shift.index].barred and set(readers[shift.index].partners) == {source.index}
+    if not alone or not _directly_behind(provenance, node, shift.node) or not _aligned(provenance, source, shift):
+        return None
+    return shift.node, shift.operand
+
+
+def _takes_no_shift(consumer: Consumer) -> bool:
+    """Only a plain matmul by a matrix has a place for ``beta @ W``."""
+    weight = consumer.node.inputs[consumer.operand]
+    shape = None if weight is None else constant_shape(weight)
+    scales = [consumer.node.attributes[k].as_float() for k in ("alpha", "beta") if k in consumer.node.attributes]
+    return shape is None or len(shape) != 2 or any(s != 1.0 for s in scales)
 
 
 def _directly_behind(provenance: Provenance, gain: ir.Node, shift: ir.Node) -> bool:
@@ -200,6 +208,12 @@ def _consumer(source: Source, consumer: Consumer, index: np.ndarray) -> GainCons
         groups=(encode_runs(range(rows.shape[1])),),
     )
     return GainConsumer(use=use, index=encode_runs(rows[0].tolist()))
+
+
+def _input(node: ir.Node, position: int) -> ir.Value:
+    value = node.inputs[position]
+    assert value is not None
+    return value
 
 
 def _name(node: ir.Node) -> str:

@@ -63,6 +63,21 @@ def expand(v: Visit) -> None:
         v.opaque()
 
 
+def tile(v: Visit) -> None:
+    """Each repetition is a copy of its own."""
+    labels, repeats = v.labels(0), v.number(1)
+    if labels is None or repeats is None:
+        v.opaque("how often it repeats depends on data")
+        return
+    shape = v.output_shape()
+    round_ = np.zeros((1,) * len(shape), dtype=np.int64)
+    for axis, size in enumerate(labels.shape):
+        turn = np.arange(shape[axis]) // max(size, 1)
+        round_ = round_ * int(repeats[axis]) + turn.reshape([-1 if d == axis else 1 for d in range(len(shape))])
+    copies = combine(np.tile(labels.copies, repeats), round_, v.salt)
+    v.set(Labels(np.tile(labels.ids, repeats), copies, labels.squared))
+
+
 def split(v: Visit) -> None:
     labels = v.labels(0)
     if labels is None or (v.value(1) is not None and not v.trusted(1)):

@@ -7,6 +7,7 @@ those that keep the all-ones vector. The gain starts new channels unless it has 
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 
 from graphrot.analysis.labels import Labels
 from graphrot.analysis.visit import Visit
@@ -41,7 +42,7 @@ def norm(v: Visit) -> None:
         v.mean(labels)
     if skip and v.has_output(3):
         v.set(labels, 3)
-    _apply_gain(v, labels, 2 if skip else 1)
+    _apply_gain(v, labels, gain_and_shift(v.node)[0])
 
 
 def _with_skip(v: Visit) -> Labels | None:
@@ -68,20 +69,32 @@ def _apply_gain(v: Visit, labels: Labels, position: int) -> None:
     gain = v.number(position) if v.value(position) is not None else np.ones(1)
     if gain is not None and gain.size and (gain == gain.reshape(-1)[0]).all():
         v.set(passed)
-        target = passed
+        _add_shift(v, passed, position + 1)
     elif v.readable(position):
         v.block(labels, "it multiplies each channel by its own gain")
-        target = v.source("gain", axes=[-1], operand=position)
+        v.source("gain", axes=[-1], operand=position)
     else:
         v.opaque("its gain is computed at run time")
+
+
+def _add_shift(v: Visit, labels: Labels, position: int) -> None:
+    """A shift behind a neutral gain is a producer like any bias. Behind a gain of its own it belongs to the
+    channels that start there."""
+    if v.node.op_type not in CENTRED_OPS or v.value(position) is None:
         return
-    shift = position + 1
-    if v.node.op_type in CENTRED_OPS and v.value(shift) is not None:
-        numbers = v.number(shift)
-        if numbers is not None and not numbers.any():
-            return
-        bias = v.bias(shift, target.shape)
-        if bias is None:
-            v.opaque("its shift is computed at run time")
-            return
-        v.edge(target, bias)
+    numbers = v.number(position)
+    if numbers is not None and not numbers.any():
+        return
+    bias = v.bias(position, labels.shape)
+    if bias is None:
+        v.opaque("its shift is computed at run time")
+        return
+    v.edge(labels, bias)
+
+
+def gain_and_shift(node: ir.Node) -> tuple[int, int | None]:
+    """Positions of the gain, and of the shift where the operator has one, among the inputs of a norm."""
+    gain = 2 if node.op_type in SKIP_OPS else 1
+    shift = gain + 1
+    present = node.op_type in CENTRED_OPS and len(node.inputs) > shift and node.inputs[shift] is not None
+    return gain, shift if present else None

@@ -5,7 +5,8 @@ be follows from where it stands:
 
 1. first axis of an input of rank 2 and more: the batch ``b``;
 2. other axis of a cache (a float input of rank 4 with a graph output of rank 4 that has the same static
-   dimensions): the past ``p``;
+   dimensions): the past ``p``; but the last axis is a head's size, from the widths of matmuls and the head
+   counts that attention nodes declare;
 3. second axis of an input of rank 2: the sequence ``s``, the past, or both together ``t = p + s``; the
    ids of a table lookup come first and are ``s``;
 4. the only axis of an input of rank 1: ``s``, ``t`` or ``b``;
@@ -23,12 +24,12 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from graphrot.analysis.scope import Scope
+from graphrot.analysis.scope import Scope, constant_shape
 from graphrot.errors import UsageError
 from graphrot.graph import FLOATS
 
 Role = str
-"""``b``, ``s``, ``p``, ``t`` or ``1``."""
+"""``b``, ``s``, ``p``, ``t``, or a number."""
 
 _MAX_CHOICES = 96
 
@@ -42,7 +43,9 @@ class Run:
     past: int
 
     def size(self, role: Role) -> int:
-        return {"b": self.batch, "s": self.sequence, "p": self.past, "t": self.past + self.sequence, "1": 1}[role]
+        if role.isdecimal():
+            return int(role)
+        return {"b": self.batch, "s": self.sequence, "p": self.past, "t": self.past + self.sequence}[role]
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ class Sizes:
         if axis == 0 and rank >= 2:
             return ("b",)
         if self.is_cache(value):
-            return ("p",)
+            return tuple(str(n) for n in self._head_sizes()) or ("p",) if axis == 3 else ("p",)
         if rank == 1:
             return ("s", "t", "b") if cached else ("s", "b")
         if not cached:
@@ -170,6 +173,23 @@ class Sizes:
         if rank == 4 and axis == 1:
             return ("1",)
         return ("s", "t") if axis < rank - 1 else ("t", "s")
+
+    def _head_sizes(self) -> list[int]:
+        """Sizes a head may have, in ascending order."""
+        widths: set[int] = set()
+        counts: set[int] = set()
+        for node in self._scope.nodes:
+            names = [n for n in ("num_heads", "q_num_heads", "kv_num_heads") if n in node.attributes]
+            heads = [node.attributes[n].as_int() for n in names]
+            if heads:
+                counts |= {heads[0], heads[0] + 2 * heads[-1]}
+            if (
+                node.op_type in ("MatMul", "Gemm")
+                and self._scope.readable(node.inputs[1])
+                and node.inputs[1] is not None
+            ):
+                widths |= set((constant_shape(node.inputs[1]) or ())[-2:])
+        return sorted({w // c for w in widths for c in counts if c and w % c == 0 and w > c})
 
     def choices(self) -> Iterator[Choice]:
         """From the most to the least sensible, at most a few dozen."""

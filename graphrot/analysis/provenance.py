@@ -31,6 +31,7 @@ STANDARD: Mapping[str, Handler] = {
     "Unsqueeze": movement.reshape,
     "Transpose": movement.transpose,
     "Expand": movement.expand,
+    "Tile": movement.tile,
     "Split": movement.split,
     "Slice": movement.slice_,
     "Gather": movement.gather,

@@ -94,7 +94,9 @@ class _Search:
             return "R2"
         if kinds - {"bias"} == {"opaque"}:
             return "R4"
-        return "R1" if "input" in kinds else "other"
+        caches = {pair.past for pair in self._provenance.caches}
+        owners = self._provenance.graph.table.owners(family)
+        return "R1" if any(s.kind == "input" and s.value.name not in caches for s in owners) else "other"
 
     def _family(self, ids: np.ndarray) -> np.ndarray:
         """All channels that edges join with some of these."""

@@ -58,16 +58,24 @@ def rotated(
     return Rotated(work.model, work.caches)
 
 
-def relative_error(model: ir.Model, facts: Facts, feeds: dict[str, np.ndarray], **options: object) -> float:
-    """Largest relative error over all outputs of the rotated float64 copy against the float64 original.
+def relative_error(
+    model: ir.Model,
+    facts: Facts,
+    feeds: dict[str, np.ndarray],
+    *,
+    spaces: tuple[RotationSpace, ...] | None = None,
+    double: bool = True,
+) -> float:
+    """Largest relative error over all outputs of the rotated copy against the original.
 
-    ``feeds`` hold float64 caches in the original basis; those that rotate are rotated on the way in, and
+    ``feeds`` hold caches in the original basis; those that rotate are rotated on the way in, and
     compared in the rotated basis on the way out.
     """
-    expected = run(to_double(model), feeds)
-    result = rotated(model, facts, **options)  # type: ignore[arg-type]
+    floats = np.float64 if double else np.float32
+    expected = run(to_double(model) if double else model, _as_floats(feeds, floats))
+    result = rotated(model, facts, spaces=spaces, double=double)
     turned = {name: x @ result.caches[name] if name in result.caches else x for name, x in feeds.items()}
-    found = run(result.model, turned)
+    found = run(result.model, _as_floats(turned, floats))
     worst = 0.0
     for name, reference in expected.items():
         goal = reference @ result.caches[name] if name in result.caches else reference
@@ -75,8 +83,13 @@ def relative_error(model: ir.Model, facts: Facts, feeds: dict[str, np.ndarray], 
     return worst
 
 
+def _as_floats(feeds: dict[str, np.ndarray], dtype: type) -> dict[str, np.ndarray]:
+    return {n: x.astype(dtype) if np.issubdtype(x.dtype, np.floating) else x for n, x in feeds.items()}
+
+
 class _Work:
-    def __init__(self, model: ir.Model, rng: np.random.Generator) -> None:
+    def __init__(self, model: ir.Model, rng: np.random.Generator, double: bool) -> None:
+        self._dtype = np.float64 if double else np.float32
         self.model = model
         self.caches: dict[str, np.ndarray] = {}
         self._rng = rng
@@ -153,7 +166,7 @@ class _Work:
         value = self._values[name]
         node = ir.node(op, [value, self._constant(operand)])
         made = node.outputs[0]
-        made.dtype = ir.DataType.DOUBLE
+        made.dtype = value.dtype
         value.replace_all_uses_with(made, replace_graph_outputs=True)
         node.replace_input_with(0, value)
         value.name, made.name = f"{name}_before_{op}", name
@@ -164,7 +177,7 @@ class _Work:
 
     def _constant(self, array: np.ndarray) -> ir.Value:
         name = f"constant_{len(self.model.graph.initializers)}"
-        tensor = ir.tensor(np.ascontiguousarray(array, dtype=np.float64), name=name)
+        tensor = ir.tensor(np.ascontiguousarray(array, dtype=self._dtype), name=name)
         value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype))
         self.model.graph.initializers[name] = value
         return value
