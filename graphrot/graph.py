@@ -140,7 +140,7 @@ def unique_name(model_names: set[str], base: str) -> str:
 def add_initializer(model: ir.Model, name: str, tensor: ir.TensorProtocol | np.ndarray) -> ir.Value:
     """Register a new initializer under ``name`` (which must be free) and return its value."""
     content: ir.TensorProtocol = (
-        ir.tensor(np.ascontiguousarray(tensor), name=name) if isinstance(tensor, np.ndarray) else tensor
+        ir.tensor(np.asarray(tensor, order="C"), name=name) if isinstance(tensor, np.ndarray) else tensor
     )
     value = ir.Value(name=name, const_value=content, shape=plain_shape(content), type=ir.TensorType(content.dtype))
     model.graph.initializers[name] = value
@@ -192,7 +192,7 @@ class WeightStore:
 
     def put(self, name: str, array: np.ndarray, dtype: ir.DataType | None = None) -> ir.ExternalTensor:
         """Append ``array``; packed dtypes (INT4, UINT4) are stored two to a byte, low nibble first."""
-        tensor = ir.tensor(np.ascontiguousarray(array), dtype=dtype, name=name)
+        tensor = ir.tensor(np.asarray(array, order="C"), dtype=dtype, name=name)
         data = tensor.tobytes()
         pad = -self._offset % 64
         with (self._folder / self._name).open("ab") as file:
