@@ -6,9 +6,6 @@ each function loads what it needs when it is called.
 
 from __future__ import annotations
 
-# Two functions share their name with a module. The modules come first, so that the functions keep the names.
-import graphrot.convert
-import graphrot.evaluate
 from graphrot.api import convert, evaluate, generate, inspect, library_path, register, verify
 
 __all__ = ["convert", "evaluate", "generate", "inspect", "library_path", "register", "verify"]

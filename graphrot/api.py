@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from graphrot.evaluate.verify import Verification
     from graphrot.recipe import Recipe
     from graphrot.report.inspection import Inspection
+
+for _name in ("graphrot.convert", "graphrot.evaluate"):
+    # Modules that share their name with a public function: loaded first, so that the function keeps the name.
+    import_module(_name)
 
 
 def convert(

@@ -5,12 +5,14 @@ Heavy imports stand inside the functions, so that ``import graphrot`` stays fast
 
 from __future__ import annotations
 
+import shutil
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from graphrot.errors import EnvironmentProblem, InputRefused, UsageError
@@ -33,7 +35,7 @@ class Converted:
     """A converted model, its plan, its certificate and its report.
 
     ``model`` reads its weights from files: the written output or, without one, a scratch folder that
-    lives as long as this object. ``notes`` say what a user has to know about how the model runs.
+    lives as long as the model. ``notes`` say what a user has to know about how the model runs.
     """
 
     model: ir.Model
@@ -42,7 +44,6 @@ class Converted:
     report: Manifest
     notes: tuple[str, ...] = ()
     tokenizer_dir: Path | None = None
-    scratch: TemporaryDirectory[str] | None = field(default=None, repr=False)
 
     def save(self, output: str | Path, *, force: bool = False) -> Path:
         """Write the model, its manifest, its plan and, into a folder, the tokenizer's files.
@@ -119,7 +120,7 @@ def convert(
         refuse_target(target, force=force)
     scratch = _scratch(target)
     try:
-        job = _Job(wanted, Path(scratch.name), progress)
+        job = _Job(wanted, scratch, progress)
         result = job.run(
             str(source),
             calibration=None if calibration is None else Path(calibration),
@@ -128,22 +129,22 @@ def convert(
             allow_partial=allow_partial,
         )
         if target is None:
-            result.scratch = scratch
+            weakref.finalize(result.model, shutil.rmtree, scratch, ignore_errors=True)
             return result
         progress("writing the model", 0, 1)
         result.model = open_onnx(result.save(target, force=force))
     except BaseException:
-        scratch.cleanup()
+        shutil.rmtree(scratch, ignore_errors=True)
         raise
-    scratch.cleanup()
+    shutil.rmtree(scratch, ignore_errors=True)
     return result
 
 
-def _scratch(target: Path | None) -> TemporaryDirectory[str]:
-    """A scratch folder, on the disk that the output goes to (it holds copies of all weights)."""
+def _scratch(target: Path | None) -> Path:
+    """A new scratch folder, on the disk that the output goes to (it holds copies of all weights)."""
     parent = None if target is None else target.absolute().parent
     try:
-        return TemporaryDirectory(prefix=".graphrot-", dir=parent, ignore_cleanup_errors=True)
+        return Path(mkdtemp(prefix=".graphrot-", dir=parent))
     except OSError as error:
         raise EnvironmentProblem(
             "There is no place for scratch files", where=str(parent), why=str(error), do="check permissions and space"

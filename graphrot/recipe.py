@@ -155,9 +155,10 @@ class Recipe(BaseModel):
     def _check_weights(self) -> None:
         if self.weights is None:
             for field in ("group", "solver", "symmetric"):
-                if getattr(self, field) is not None:
+                value = getattr(self, field)
+                if value is not None:
                     raise _refuse(
-                        f"{field} {str(getattr(self, field)).lower()} says how weights are quantized, but weights are none",
+                        f"{field} {str(value).lower()} says how weights are quantized, but weights are none",
                         field,
                         f"leave {field} out, or ask for weights int4 or int8",
                     )

@@ -95,5 +95,8 @@ def test_importing_the_package_is_light(heavy: str) -> None:
 
 
 def test_functions_keep_their_names_after_their_modules_were_imported() -> None:
-    code = "import graphrot, graphrot.convert, graphrot.evaluate.compare\nassert callable(graphrot.convert) and callable(graphrot.evaluate)"
+    code = (
+        "import graphrot, graphrot.convert, graphrot.evaluate.compare\n"
+        "assert callable(graphrot.convert) and callable(graphrot.evaluate)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -47,7 +47,7 @@ def _version(value: bool) -> None:
 @app.callback()
 def _root(
     context: typer.Context,
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    _asked: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
     """Rotate ONNX transformers and quantize them to 4 bits."""
     if context.invoked_subcommand is None:
@@ -73,7 +73,7 @@ def run(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:
+    except Exception as error:  # whatever is left: a usage error of Click, or a defect
         if isinstance(error, _ClickUsageError):
             _say(f"usage: {_message(error)}\n  do:    see graphrot --help, or graphrot COMMAND --help")
             return EXIT_USAGE
