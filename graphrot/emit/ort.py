@@ -29,6 +29,7 @@ from graphrot.emit.shared_table import look_up_blocks
 from graphrot.graph import WeightStore, drop_unused_initializers, node_of, value_map
 from graphrot.passes.quantize_nodes import NodeWriter
 from graphrot.passes.records import QuantizedActivation, QuantizedLinear, QuantizedTable
+from graphrot.passes.share_shapes import share_shapes
 
 DOMAIN = "com.microsoft"
 
@@ -64,6 +65,7 @@ def emit_ort(
     Raises:
         InputRefused: the records are of another model.
     """
+    share_shapes(model)
     values = value_map(model)
     writer = NodeWriter(model, store)
     rounded = {record.output: record for record in activations}

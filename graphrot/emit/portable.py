@@ -10,6 +10,7 @@ from graphrot.emit.report import EmitReport, bits_per_weight, entries
 from graphrot.graph import drop_unused_initializers
 from graphrot.passes.quantize_nodes import require_opset
 from graphrot.passes.records import QuantizedActivation, QuantizedLinear, QuantizedTable
+from graphrot.passes.share_shapes import share_shapes
 
 ACCURACY_LEVEL_OPTION = ("session.qdq_matmulnbits_accuracy_level", "0")
 """The session option with which ONNX Runtime computes this target as written."""
@@ -30,7 +31,7 @@ def emit_portable(
     tables: Sequence[QuantizedTable] = (),
     activations: Sequence[QuantizedActivation] = (),
 ) -> EmitReport:
-    """Finish a model in canonical form; only unused initializers go.
+    """Finish a model in canonical form: shapes are shared, unused initializers go.
 
     Args:
         model: what the quantizing passes left.
@@ -43,6 +44,7 @@ def emit_portable(
     """
     if linears or tables or activations:
         require_opset(model)
+    share_shapes(model)
     drop_unused_initializers(model)
     return EmitReport(
         target="portable",

@@ -36,7 +36,7 @@ def look_up_blocks(
     Returns:
         The new lookup's output, ``[*ids.shape, D]``.
     """
-    base, bits = table.tensor, table.grid.bits
+    base, bits = f"{table.tensor}.packed", table.grid.bits
     flat = writer.op(lookup, "Reshape", [ids, writer.integers([-1], "flat")], f"{base}.flat_ids")
 
     def gather(source: ir.Value, part: str) -> ir.Value:

@@ -145,16 +145,18 @@ def test_golden_linear(tmp_path: Path) -> None:
 
 def test_golden_shared_table(tmp_path: Path) -> None:
     model = lower(Example(), Setting(table=WeightGrid(8)), "ort", tmp_path).model
-    made = [line.partition(" = ")[2] for line in describe(model, *(str(n.outputs[0].name) for n in model.graph))]
-    assert made[:8] == [
-        "Reshape(ids, flat_2)",
-        "Gather<axis=0>(table.blocks, table.flat_ids_1)",
-        "Reshape(table.token_blocks, row)",
-        "Gather<axis=0>(table.row_scales, table.flat_ids_1)",
-        "Shape(table.token_scales_1)",
-        "ConstantOfShape<value=Tensor<UINT8,[1]>(array([128], dtype=uint8), name=None)>(table.token_scales_shape)",
-        "DequantizeLinear<axis=1, block_size=16>(table.token_codes_1, table.token_scales_1, table.token_zeros)",
-        "Shape(ids)",
+    zeros = "ConstantOfShape<value=Tensor<UINT8,[1]>(array([128], dtype=uint8), name=None)>"
+    names = "flat_ids token_blocks token_codes token_scales token_scales_shape token_zeros token_rows".split()
+    assert describe(model, *(f"table.packed.{name}" for name in names), "x") == [
+        "table.packed.flat_ids = Reshape(ids, flat_2)",
+        "table.packed.token_blocks = Gather<axis=0>(table.blocks, table.packed.flat_ids)",
+        "table.packed.token_codes = Reshape(table.packed.token_blocks, row)",
+        "table.packed.token_scales = Gather<axis=0>(table.row_scales, table.packed.flat_ids)",
+        "table.packed.token_scales_shape = Shape(table.packed.token_scales)",
+        f"table.packed.token_zeros = {zeros}(table.packed.token_scales_shape)",
+        "table.packed.token_rows = DequantizeLinear<axis=1, block_size=16>"
+        + "(table.packed.token_codes, table.packed.token_scales, table.packed.token_zeros)",
+        "x = Reshape<allowzero=1>(table.packed.token_rows, table.packed.rows_shape)",
     ]
 
 
