@@ -99,10 +99,15 @@ class Rotate:
         index = np.asarray([decode_runs(group) for group in self.groups], dtype=np.int64)
         if np.unique(index).size != index.size:
             raise InputRefused("A channel stands in two blocks of one rotation", where=f"axis {self.axis}")
-        moved = np.moveaxis(array, self.axis, -1)
-        result = np.array(moved, dtype=np.float64, order="C")
         matrix = build_matrix(self.matrix)
-        result[..., index] = (matrix.rotate_back if self.inverse else matrix.rotate)(moved[..., index], -1)
+        rotate = matrix.rotate_back if self.inverse else matrix.rotate
+        moved = np.moveaxis(array, self.axis, -1)
+        if index.size == moved.shape[-1] and np.array_equal(index.reshape(-1), np.arange(index.size)):
+            # The blocks tile the axis in order, as nearly always: no channel has to be picked.
+            result = rotate(moved.reshape(*moved.shape[:-1], *index.shape), -1).reshape(moved.shape)
+        else:
+            result = np.array(moved, dtype=np.float64, order="C")
+            result[..., index] = rotate(moved[..., index], -1)
         return np.moveaxis(result, -1, self.axis)
 
 

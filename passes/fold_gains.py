@@ -7,6 +7,8 @@ rotation may pass through the norm (QuaRot, section 4.1, arXiv:2404.00456).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx_ir as ir
 
@@ -40,18 +42,17 @@ class FoldGains(GraphPass):
     """
 
     def apply(self, model: ir.Model, done: set[str]) -> None:
-        names = used_names(model)
+        names, values = used_names(model), value_map(model)
         for fold in self.plan.gain_folds:
             if fold.node in done:
                 self.report.skipped.append((fold.node, "folded already"))
                 continue
-            self._fold(model, fold, names)
+            self._fold(model, fold, values, names)
             done.add(fold.node)
             self.report.changed.append(fold.node)
         drop_unused_initializers(model)
 
-    def _fold(self, model: ir.Model, fold: GainFold, names: set[str]) -> None:
-        values = value_map(model)
+    def _fold(self, model: ir.Model, fold: GainFold, values: Mapping[str, ir.Value], names: set[str]) -> None:
         node = node_of(values, fold.node)
         gain = exact_numbers(_operand(node, fold.gain_input)).reshape(-1)
         shift = None
@@ -76,7 +77,7 @@ class FoldGains(GraphPass):
         consumer: GainConsumer,
         gain: np.ndarray,
         shift: np.ndarray | None,
-        values: dict[str, ir.Value],
+        values: Mapping[str, ir.Value],
         names: set[str],
     ) -> None:
         use = consumer.use
@@ -87,7 +88,8 @@ class FoldGains(GraphPass):
             if weight.ndim != 2:
                 raise InputRefused(
                     "A shift cannot be folded into an operand that is not a matrix",
-                    where=f"input {use.input} of the {node.op_type} that makes {use.node!r}, shape {list(weight.shape)}",
+                    where=f"input {use.input} of the {node.op_type} that makes {use.node!r}",
+                    why=f"its shape is {list(weight.shape)}",
                 )
             full = shift if shift.size > 1 else np.repeat(shift, int(index.max()) + 1)
             extra = np.tensordot(full[index], weight, axes=([0], [use.axis]))

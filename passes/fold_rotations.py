@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from graphrot.folded import used_names
+from graphrot.graph import value_map
 from graphrot.passes.base import GraphPass
 from graphrot.passes.rotate import rotate_operands
 
@@ -17,12 +18,12 @@ class FoldRotations(GraphPass):
     """
 
     def apply(self, model: ir.Model, done: set[str]) -> None:
-        names = used_names(model)
+        names, values = used_names(model), value_map(model)
         for rotation in self.plan.rotations:
             if rotation.placement != "merged":
                 continue
             if rotation.space.id in done:
                 self.report.skipped.append((rotation.space.id, "folded already"))
                 continue
-            self.report.changed += rotate_operands(model, rotation, names)
+            self.report.changed += rotate_operands(model, rotation, values, names)
             done.add(rotation.space.id)

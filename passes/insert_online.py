@@ -6,9 +6,11 @@ answers nonsense.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx_ir as ir
 
-from graphrot.analysis.types import OnlineUse, decode_runs
+from graphrot.analysis.types import decode_runs
 from graphrot.errors import InputRefused
 from graphrot.folded import used_names
 from graphrot.graph import unique_name, value_map
@@ -26,7 +28,7 @@ class InsertOnline(GraphPass):
     """
 
     def apply(self, model: ir.Model, done: set[str]) -> None:
-        names = used_names(model)
+        names, values = used_names(model), value_map(model)
         inserted = False
         for rotation in self.plan.rotations:
             if rotation.placement != "online":
@@ -34,18 +36,17 @@ class InsertOnline(GraphPass):
             if rotation.space.id in done:
                 self.report.skipped.append((rotation.space.id, "inserted already"))
                 continue
-            self._check(model, rotation)
+            self._check(values, rotation)
             for use in rotation.space.online:
-                self._insert(model, use, rotation, names)
+                self._insert(model, values[use.tensor], rotation, names)
                 inserted = True
             self.report.changed += [use.tensor for use in rotation.space.online]
-            self.report.changed += rotate_operands(model, rotation, names)
+            self.report.changed += rotate_operands(model, rotation, values, names)
             done.add(rotation.space.id)
         if inserted:
             ensure_function(model)
 
-    def _check(self, model: ir.Model, rotation: Rotation) -> None:
-        values = value_map(model)
+    def _check(self, values: Mapping[str, ir.Value], rotation: Rotation) -> None:
         for use in rotation.space.online:
             expected = [
                 list(range(start, start + rotation.matrix.dim)) for start in range(0, use.width, rotation.matrix.dim)
@@ -63,11 +64,10 @@ class InsertOnline(GraphPass):
                     do="make the plan again from this model",
                 )
 
-    def _insert(self, model: ir.Model, use: OnlineUse, rotation: Rotation, names: set[str]) -> None:
-        value = value_map(model)[use.tensor]
+    def _insert(self, model: ir.Model, value: ir.Value, rotation: Rotation, names: set[str]) -> None:
         producer = value.producer()
         assert producer is not None
-        node = hadamard_node(value, rotation.matrix, unique_name(names, f"{use.tensor}__hadamard"))
+        node = hadamard_node(value, rotation.matrix, unique_name(names, f"{value.name}__hadamard"))
         for user, index in list(value.uses()):
             if user is not node:
                 user.replace_input_with(index, node.outputs[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx_ir as ir
 
 from graphrot.analysis.types import WeightUse
@@ -12,12 +14,15 @@ from graphrot.passes.fold_gains import SHIFT_BIAS
 from graphrot.plan.types import Rotation
 
 
-def rotate_operands(model: ir.Model, rotation: Rotation, names: set[str]) -> list[str]:
+def rotate_operands(
+    model: ir.Model, rotation: Rotation, values: Mapping[str, ir.Value], names: set[str]
+) -> list[str]:
     """Edit all producers and consumers of a rotation.
 
     Args:
         model: changed in place.
         rotation: taken from the plan.
+        values: the model's values by name, from before the pass.
         names: value names in use; extended.
 
     Returns:
@@ -26,7 +31,6 @@ def rotate_operands(model: ir.Model, rotation: Rotation, names: set[str]) -> lis
     Raises:
         InputRefused: a node or operand that the plan names is not there, or is not constant.
     """
-    values = value_map(model)
     changed: list[str] = []
     for use in (*rotation.space.producers, *rotation.space.consumers):
         node = node_of(values, use.node)
@@ -39,7 +43,7 @@ def rotate_operands(model: ir.Model, rotation: Rotation, names: set[str]) -> lis
 
 
 def _rotate_shift(
-    model: ir.Model, rotation: Rotation, use: WeightUse, values: dict[str, ir.Value], names: set[str]
+    model: ir.Model, rotation: Rotation, use: WeightUse, values: Mapping[str, ir.Value], names: set[str]
 ) -> None:
     """A bias that a folded shift put behind this producer lives in the same basis."""
     added = node_of(values, use.node).meta.get(SHIFT_BIAS)
