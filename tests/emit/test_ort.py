@@ -146,6 +146,7 @@ def test_golden_linear(tmp_path: Path) -> None:
 def test_golden_shared_table(tmp_path: Path) -> None:
     model = lower(Example(), Setting(table=WeightGrid(8)), "ort", tmp_path).model
     zeros = "ConstantOfShape<value=Tensor<UINT8,[1]>(array([128], dtype=uint8), name=None)>"
+    decoded = "table.packed.token_codes, table.packed.token_scales, table.packed.token_zeros"
     names = "flat_ids token_blocks token_codes token_scales token_scales_shape token_zeros token_rows".split()
     assert describe(model, *(f"table.packed.{name}" for name in names), "x") == [
         "table.packed.flat_ids = Reshape(ids, flat_2)",
@@ -154,8 +155,7 @@ def test_golden_shared_table(tmp_path: Path) -> None:
         "table.packed.token_scales = Gather<axis=0>(table.row_scales, table.packed.flat_ids)",
         "table.packed.token_scales_shape = Shape(table.packed.token_scales)",
         f"table.packed.token_zeros = {zeros}(table.packed.token_scales_shape)",
-        "table.packed.token_rows = DequantizeLinear<axis=1, block_size=16>"
-        + "(table.packed.token_codes, table.packed.token_scales, table.packed.token_zeros)",
+        f"table.packed.token_rows = DequantizeLinear<axis=1, block_size=16>({decoded})",
         "x = Reshape<allowzero=1>(table.packed.token_rows, table.packed.rows_shape)",
     ]
 
