@@ -9,3 +9,15 @@ from __future__ import annotations
 from graphrot.api import convert, evaluate, generate, inspect, library_path, register, verify
 
 __all__ = ["convert", "evaluate", "generate", "inspect", "library_path", "register", "verify"]
+
+
+def __getattr__(name: str) -> str:
+    """``graphrot.__version__``, looked up when it is asked for."""
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("graphrot")
+        except PackageNotFoundError:  # used from a checkout that is not installed
+            return "unknown"
+    raise AttributeError(f"module 'graphrot' has no attribute {name!r}")

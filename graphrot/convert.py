@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
-from graphrot.errors import EnvironmentProblem, InputRefused, UsageError
+from graphrot.errors import CheckFailed, EnvironmentProblem, InputRefused, UsageError
 from graphrot.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -229,6 +229,9 @@ class _Job:
         with self.step("quantize"):
             scratch = self.workdir / "quantized"
             done = quantize(rotated, facts, chosen, self.recipe, texts=texts, scratch=scratch, progress=self.progress)
+        if self.recipe.quantizes and self.recipe.certificate is not None:
+            with self.step("check"):
+                self._try(rotated)
         report = build_manifest(source, self.recipe, chosen, certificate, done, facts, self.seconds)
         rotated.metadata_props.update(metadata(report, chosen))
         return Converted(rotated, chosen, certificate, report, done.notes, texts.tokenizer_dir)
@@ -323,6 +326,30 @@ class _Job:
             text=texts.tokens(TEXT_TOKENS) if texts.available else (),
             progress=self.progress,
         )
+
+    def _try(self, model: ir.Model) -> None:
+        """Load the quantized model and run a few tokens: a file that does not run must not be written.
+
+        Raises:
+            CheckFailed: it does not load, or its logits are not finite.
+        """
+        import numpy as np
+
+        from graphrot.evaluate.session import DecoderSession
+
+        self.progress("trying the quantized model", 0, 1)
+        try:
+            logits, cache = (decoder := DecoderSession(model)).run(np.zeros((1, 3), np.int64))
+            logits, _ = decoder.run(logits[:, -1:].argmax(axis=-1), cache)
+        except InputRefused as error:
+            raise CheckFailed(
+                "The quantized model does not run",
+                where=error.where,
+                why=error.why or error.what,
+                do="report the model",
+            ) from error
+        if not np.isfinite(logits).all():
+            raise CheckFailed("The quantized model's logits are not finite", do="report the model and the recipe")
 
 
 def _same_source(plan: RotationPlan, source: Source) -> RotationPlan:
