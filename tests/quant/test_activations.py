@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from graphrot.quant.activations import EPSILON, fake_quantize_blocks, fake_quantize_tokens, quantize_tokens
 
@@ -24,12 +24,13 @@ def test_codes_equal_those_of_quantizelinear(bits: int) -> None:
     codes, scales = quantize_tokens(x, bits)
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "s"], ["q"], axis=-1, block_size=96, output_dtype=dtype),
-        helper.make_node("Cast", ["q"], ["y"], to=TensorProto.INT8),
+        helper.make_node("DequantizeLinear", ["q", "one"], ["y"]),
     ]
     graph = helper.make_graph(
         nodes, "g",
         [helper.make_tensor_value_info(n, TensorProto.FLOAT, [None] * 3) for n in "xs"],
-        [helper.make_tensor_value_info("y", TensorProto.INT8, [None] * 3)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * 3)],
+        [numpy_helper.from_array(np.ones((), np.float32), "one")],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
