@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from graphrot.analysis.probe_graph import ProbeGraph
+from graphrot.analysis.probe_graph import ProbeGraph, contracted
 from graphrot.analysis.probe_sizes import Choice, Run, Sizes
 from graphrot.analysis.scope import Scope
 from graphrot.errors import EnvironmentProblem, InputRefused
@@ -49,6 +49,8 @@ class Probe:
         self._scope = scope
         self._sizes = Sizes(scope, sizes)
         self._exposed = _wanted(scope)
+        found = ((node, contracted(scope, node)) for node in scope.nodes)
+        self._widths = [(node, *pair) for node, pair in found if pair is not None]
         self._session = self._load()
         self.run: Run
         first, second = self._search()
@@ -139,6 +141,12 @@ class Probe:
         found: dict[ir.Value, Any] = dict(zip(self._exposed, results, strict=True))
         for value in self._sizes.inputs:
             found[value] = feeds[value.name]
+        for node, value, width in self._widths:
+            shape = found[value].shape() if value in found else [width]
+            if not shape or shape[-1] != width:
+                raise InputRefused(
+                    f"The {node.op_type} that makes {node.outputs[0].name!r} takes rows of {width}, got {list(shape)}"
+                )
         return found
 
 

@@ -73,14 +73,14 @@ class ProbeGraph:
         return bytes(proto.SerializeToString())
 
     def _reads(self, node: ir.Node) -> Iterable[ir.Value]:
-        data = _data_input(self._scope, node)
+        data = data_input(self._scope, node)
         if data is not None:
             value = node.inputs[data]
             return [value] if value is not None else []
         return [*(i for i in node.inputs if i is not None), *self._scope.captured(node)]
 
     def _stand_in(self, node: ir.Node) -> list[onnx.NodeProto] | None:
-        data = _data_input(self._scope, node)
+        data = data_input(self._scope, node)
         if data is None:
             return None
         operand, source = node.inputs[1 - data], node.inputs[data]
@@ -126,7 +126,7 @@ class ProbeGraph:
                 return name
 
 
-def _data_input(scope: Scope, node: ir.Node) -> int | None:
+def data_input(scope: Scope, node: ir.Node) -> int | None:
     """Which input a stand-in reads, if the node is a matmul by, or a lookup in, a constant matrix."""
     if not is_standard(node) or node.op_type not in ("MatMul", "Gemm", "Gather"):
         return None
@@ -143,6 +143,18 @@ def _data_input(scope: Scope, node: ir.Node) -> int | None:
     if node.op_type == "Gather" and "axis" in node.attributes and node.attributes["axis"].as_int() != 0:
         return None
     return 1 - operand
+
+
+def contracted(scope: Scope, node: ir.Node) -> tuple[ir.Value, int] | None:
+    """For a matmul that a stand-in replaces: what it multiplies, and how long its last axis must be."""
+    data = data_input(scope, node)
+    if data is None or node.op_type == "Gather":
+        return None
+    value, weight = node.inputs[data], node.inputs[1 - data]
+    assert value is not None and weight is not None
+    shape = constant_shape(weight)
+    assert shape is not None
+    return value, shape[1] if _transposed(node) else shape[0]
 
 
 def _transposed(node: ir.Node) -> bool:

@@ -4,9 +4,9 @@ Equal symbolic dimensions share one size; a dimension without a name stands alon
 be follows from where it stands:
 
 1. first axis of an input of rank 2 and more: the batch ``b``;
-2. other axis of a cache (a float input of rank 4 with a graph output of rank 4 that has the same static
-   dimensions): the past ``p``; but the last axis is a head's size, from the widths of matmuls and the head
-   counts that attention nodes declare;
+2. other axis of a cache (a float input of rank 4 that a graph output of rank 4 carries on): the past
+   ``p``; but the last axis is a head's size, from the widths of matmuls and the head counts that attention
+   nodes declare;
 3. second axis of an input of rank 2: the sequence ``s``, the past, or both together ``t = p + s``; the
    ids of a table lookup come first and are ``s``;
 4. the only axis of an input of rank 1: ``s``, ``t`` or ``b``;
@@ -32,6 +32,14 @@ Role = str
 """``b``, ``s``, ``p``, ``t``, or a number."""
 
 _MAX_CHOICES = 96
+
+_CARRIERS = frozenset(
+    {
+        *("Identity", "Cast", "Concat", "Transpose", "TensorScatter", "ScatterND", "ScatterElements"),
+        *("Attention", "GroupQueryAttention", "MultiHeadAttention"),
+    }
+)
+"""Operators that put a cache and new rows together, or pass it on."""
 
 
 @dataclass(frozen=True)
@@ -119,18 +127,31 @@ class Sizes:
         return {d for dims in self._dims.values() for d in dims if isinstance(d, int)} | set(self._fixed.values())
 
     def is_cache(self, value: ir.Value) -> bool:
-        """A float input of rank 4 with a counterpart among the outputs."""
+        """A float input of rank 4 that a graph output of rank 4 carries on."""
         dims = self._dims[value.name or ""]
         if len(dims) != 4 or value.dtype not in FLOATS:
             return False
-        static = {k: d for k, d in enumerate(dims) if isinstance(d, int)}
-        for output in self._scope.model.graph.outputs:
-            shape = output.shape
-            if shape is None or len(shape) != 4:
-                continue
-            if all(not isinstance(shape[k], int) or shape[k] == d for k, d in static.items() if k in (1, 3)):
-                return True
-        return False
+        return any(
+            all(
+                not isinstance(d, int) or not isinstance(e, int) or d == e
+                for d, e in zip(dims[1::2], end[1::2], strict=True)
+            )
+            for end in self._ends(value)
+        )
+
+    def _ends(self, value: ir.Value) -> Iterator[tuple[int | ir.SymbolicDim, ...]]:
+        """Shapes of the graph outputs of rank 4 that hold the value, joined with others at most."""
+        stack, visited = [value], {value}
+        while stack:
+            current = stack.pop()
+            shape = current.shape
+            if current.is_graph_output() and shape is not None and len(shape) == 4:
+                yield tuple(shape)
+            for user, _ in self._scope.uses(current):
+                if user.op_type in _CARRIERS:
+                    fresh = [o for o in user.outputs if o not in visited]
+                    visited.update(fresh)
+                    stack.extend(fresh)
 
     def _is_lookup_index(self, value: ir.Value) -> bool:
         for node, position in self._scope.uses(value):

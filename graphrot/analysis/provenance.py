@@ -160,9 +160,9 @@ class Provenance:
         for value in self.scope.model.graph.outputs:
             labels = self.graph.labels.get(value)
             if labels is not None and value.name not in {pair.present for pair in self.caches}:
-                self.ends.blocks.append(Block(labels.channels, f"it is the graph output {value.name!r}"))
+                self.ends.blocks.append(Block(labels.channels, f"it is the graph output {value.name!r}", value))
         paired = {pair.past for pair in self.caches}
         for value in self.scope.model.graph.inputs:
             labels = self.graph.labels.get(value)
             if labels is not None and value.name not in paired:
-                self.ends.blocks.append(Block(labels.channels, f"it is the graph input {value.name!r}"))
+                self.ends.blocks.append(Block(labels.channels, f"it is the graph input {value.name!r}", value))

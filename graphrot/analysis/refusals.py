@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from graphrot.analysis.labels import Source
 from graphrot.analysis.partition import Partition
 from graphrot.analysis.provenance import Provenance
 from graphrot.analysis.spaces import Spaces
@@ -74,7 +73,7 @@ class _Search:
 
     def contraction(self, node: ir.Node, ids: np.ndarray, refused: str) -> Refusal:
         if refused:
-            return _refusal("R3", _Culprit(_name(node), node.op_type, refused), "take rotary positions out of the node")
+            return _refusal("R3", _at(node, refused), "take rotary positions out of the node")
         return _refusal("R3", self._culprit(ids, toward=node))
 
     def consumer(self, consumer: Consumer) -> Refusal | None:
@@ -104,33 +103,32 @@ class _Search:
         return np.flatnonzero(np.isin(self._partition.coordinate_of, roots))
 
     def _culprit(self, ids: np.ndarray, toward: ir.Node | None = None) -> _Culprit:
-        """1. a node that wants these channels alone; 2. a gain that stays, or a node that is not linear,
-        where the channels begin; 3. a node that splits them; 4. the node itself."""
+        """The first of these: 1. a gain that stays in front of these channels; 2. a node, or an end of the
+        graph, that wants them alone; 3. a node that splits them; 4. the node that was to be reached."""
         family = self._family(ids)
         for source in self._provenance.graph.table.owners(family):
             if source.kind == "gain" and source.node is not None:
-                reason = "its gain is not read by constant matmuls alone, so it cannot fold"
-                return _Culprit(_name(source.node), source.node.op_type, reason)
+                return _at(source.node, "its gain is not read by constant matmuls alone, so it cannot fold")
         for node, record in self._provenance.all_records():
             for block in record.blocks:
                 if np.isin(block.ids, family, assume_unique=True).any():
-                    return self._named(node, block.ids, block.reason)
+                    return _at(node or block.at, block.reason)
         for node, record in self._provenance.all_records():
             for key in record.keys:
                 here = np.isin(key.ids, family, assume_unique=True)
                 if here.any() and np.unique(key.sums[here]).size > 1:
-                    return self._named(node, key.ids, key.reason)
-        node = toward if toward is not None else self._start(ids).node
-        return self._named(node, ids, "its channels meet in more than one order")
+                    return _at(node, key.reason)
+        start = self._provenance.graph.table.owners(ids)[0]
+        return _at(toward or start.node or start.value, "its channels meet in more than one order")
 
-    def _start(self, ids: np.ndarray) -> Source:
-        return self._provenance.graph.table.owners(ids)[0]
 
-    def _named(self, node: ir.Node | None, ids: np.ndarray, reason: str) -> _Culprit:
-        """The ends of the graph have no node: name the one that makes the tensor."""
-        if node is None:
-            node = self._start(ids).node
-        return _Culprit("graph input", "", reason) if node is None else _Culprit(_name(node), node.op_type, reason)
+def _at(place: ir.Node | ir.Value | None, reason: str) -> _Culprit:
+    """A node, the node that makes a value, or a graph input."""
+    if isinstance(place, ir.Value) and place.producer() is None:
+        return _Culprit(place.name or "", "graph input", reason)
+    node = place.producer() if isinstance(place, ir.Value) else place
+    assert node is not None
+    return _Culprit(_name(node), node.op_type, reason)
 
 
 def _refusal(kind: SpaceKind, culprit: _Culprit, change: str = "") -> Refusal:

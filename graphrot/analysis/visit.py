@@ -38,6 +38,8 @@ class Block:
 
     ids: np.ndarray
     reason: str
+    at: ir.Value | None = None
+    """The graph input or output that wants it, where no node does."""
 
 
 @dataclass(frozen=True, slots=True)

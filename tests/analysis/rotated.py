@@ -46,10 +46,18 @@ def run(model: ir.Model, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def rotated(
-    model: ir.Model, facts: Facts, *, seed: int = 0, spaces: tuple[RotationSpace, ...] | None = None
+    model: ir.Model,
+    facts: Facts,
+    *,
+    seed: int = 0,
+    spaces: tuple[RotationSpace, ...] | None = None,
+    double: bool = True,
 ) -> Rotated:
-    """Fold all gains of ``facts`` and rotate ``spaces`` (all of them by default) in a float64 copy."""
-    work = _Work(to_double(model), np.random.default_rng(seed))
+    """Fold all gains of ``facts`` and rotate ``spaces`` (all of them by default) in a copy.
+
+    The copy is in float64; with ``double=False``, for operators without float64 kernels, in float32.
+    """
+    work = _Work(to_double(model) if double else model.clone(), np.random.default_rng(seed), double)
     for fold in facts.gains:
         work.fold(fold)
     for space in facts.spaces if spaces is None else spaces:
@@ -166,7 +174,7 @@ class _Work:
         value = self._values[name]
         node = ir.node(op, [value, self._constant(operand)])
         made = node.outputs[0]
-        made.dtype = value.dtype
+        made.type = value.type
         value.replace_all_uses_with(made, replace_graph_outputs=True)
         node.replace_input_with(0, value)
         value.name, made.name = f"{name}_before_{op}", name

@@ -1,0 +1,158 @@
+"""A node in the way costs the site it is in the way of, and is named; the rest stays exact."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper
+
+from graphrot.analysis.analyze import analyze
+from graphrot.analysis.types import Facts
+from tests.analysis.graphs import FFN, GROUPS, HIDDEN, WIDTH, Builder, Hook, decoder, feeds_for, rms_norm
+from tests.analysis.rotated import relative_error
+
+EXACT = 1e-12
+
+
+def _kinds(facts: Facts) -> Counter[str]:
+    return Counter(s.kind for s in facts.spaces if s.kind != "other")
+
+
+def _also_output(shape: list[object]) -> Hook:
+    def hook(b: Builder, x: str) -> str:
+        b.output(b.result(b.op("Identity", x), "extra"), shape)
+        return x
+
+    return hook
+
+
+def _tanh(b: Builder, x: str) -> str:
+    return b.op("Tanh", x)
+
+
+def _one_channel_less(b: Builder, x: str) -> str:
+    """Set the first channel to zero, by a mask for each channel."""
+    return b.op("Mul", x, b.constant([0.0] + [1.0] * (HIDDEN - 1)))
+
+
+def _captured(b: Builder, x: str) -> str:
+    """An If whose branches look at the tensor from outside."""
+    branches = []
+    for factor in ("Identity", "Neg"):
+        name = b.name()
+        node = helper.make_node(factor, [x], [name])
+        branches.append(
+            helper.make_graph([node], name, [], [helper.make_tensor_value_info(name, TensorProto.FLOAT, None)])
+        )
+    flag = b.op("Greater", b.op("ReduceMax", x, keepdims=0), b.constant(1e6))
+    return b.op("If", flag, then_branch=branches[1], else_branch=branches[0])
+
+
+def _picked_channels(b: Builder, x: str) -> str:
+    """Reverse the channels with an index that depends on data."""
+    zero = b.op("Cast", b.op("Mul", b.op("ReduceMax", x, keepdims=0), b.constant(0.0)), to=TensorProto.INT64)
+    return b.op("Gather", x, b.op("Add", b.ints(*reversed(range(HIDDEN))), zero), axis=2)
+
+
+def _masked_heads(b: Builder, x: str) -> str:
+    """Give each head its own factor, and each of its elements one more."""
+    return b.op("Mul", x, b.constant(b.rng.uniform(0.5, 2, (GROUPS, 1, WIDTH))))
+
+
+def _values_read(b: Builder, x: str) -> str:
+    b.output(b.result(b.op("ReduceMax", x, b.ints(3), keepdims=1), "extremes"), ["batch", GROUPS, "sequence", 1])
+    return x
+
+
+CASES = {
+    "unknown operator on the residual stream": ({"residual": _tanh}, "R1", "Tanh"),
+    "constant for each channel on the residual stream": ({"residual": _one_channel_less}, "R1", "Mul"),
+    "captured by a subgraph": ({"residual": _captured}, "R1", "ReduceMax"),
+    "channels picked at run time": ({"residual": _picked_channels}, "R1", "ReduceMax"),
+    "hidden states are an output": ({"residual": _also_output(["batch", "sequence", HIDDEN])}, "R1", "Identity"),
+    "embedding is an output": ({"embedded": _also_output(["batch", "sequence", HIDDEN])}, "R1", "Identity"),
+    "normed states are an output": ({"final": _also_output(["batch", "sequence", HIDDEN])}, "R1", "Mul"),
+    "activation is an output": ({"activation": _also_output(["batch", "sequence", FFN])}, "R4", "Identity"),
+    "values scaled by element": ({"values": _masked_heads, "cache": False}, "R2", "Mul"),
+    "values looked at": ({"values": _values_read}, "R2", "ReduceMax"),
+    "query is an output": ({"query": _also_output(["batch", 4, "sequence", WIDTH])}, "R3", "Identity"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_node_in_the_way_is_named(case: str) -> None:
+    options, kind, op = CASES[case]
+    model, _ = decoder(**options)  # type: ignore[arg-type]
+    facts = analyze(model)
+    missing = Counter({"R1": 1, "R2": 1, "R3": 1, "R4": 1}) - _kinds(facts)
+    found = [r for r in facts.refused if r.kind == kind]
+    if case == "values scaled by element":
+        # The scaled values start new channels: an online rotation may stand there, a merged one not.
+        assert [s.placement for s in facts.spaces if s.kind == "R2"] == ["online"]
+        assert not missing
+    else:
+        assert set(missing) == {kind}
+        assert found and {r.op for r in found} == {op}
+        firsts = {node.outputs[0].name for node in model.graph}
+        assert all(r.node in firsts and r.reason for r in facts.refused)
+    assert relative_error(model, facts, feeds_for(model)) <= EXACT
+
+
+def test_the_reason_names_the_output() -> None:
+    model, _ = decoder(residual=_also_output(["batch", "sequence", HIDDEN]))
+    (refusal,) = [r for r in analyze(model).refused if r.kind == "R1"]
+    assert "graph output 'extra'" in refusal.reason
+
+
+def test_post_norms_need_online_help_and_are_not_r1() -> None:
+    """A norm behind the residual branch: its gain has no matmul to fold into."""
+    model, _ = decoder(branch=rms_norm)
+    facts = analyze(model)
+    assert "R1" not in _kinds(facts)
+    refusal = next(r for r in facts.refused if r.kind == "R1")
+    assert refusal.op == "Mul" and "gain" in refusal.reason
+    assert relative_error(model, facts, feeds_for(model)) <= EXACT
+
+
+def _first_token(b: Builder, x: str) -> str:
+    """A token picked by an index from data."""
+    zero = b.op("Mul", b.op("ReduceMax", "positions", keepdims=0), b.constant(0, np.int64))
+    return b.op("Unsqueeze", b.op("Gather", x, zero, axis=1), b.ints(1))
+
+
+def test_a_token_picked_at_run_time_is_no_obstacle() -> None:
+    """Every token carries the same channels."""
+    model, _ = decoder(final=_first_token)
+    facts = analyze(model)
+    assert _kinds(facts) == {"R1": 1, "R2": 1, "R3": 1, "R4": 1}
+    assert relative_error(model, facts, feeds_for(model)) <= EXACT
+
+
+def test_inputs_that_are_no_caches_are_blocked() -> None:
+    """Embeddings given from outside instead of ids."""
+    b = Builder()
+    x = b.input("embeddings", ["batch", "sequence", HIDDEN])
+    h = rms_norm(b, x)
+    b.result(b.linear(b.op("Add", x, b.linear(h, HIDDEN, HIDDEN)), HIDDEN, FFN), "logits")
+    b.output("logits", ["batch", "sequence", FFN])
+    model = b.model()
+    facts = analyze(model)
+    assert not facts.spaces
+    assert {r.kind for r in facts.refused} == {"R1"}
+    assert "graph input 'embeddings'" in facts.refused[0].reason and facts.refused[0].node == "embeddings"
+
+
+def test_facts_name_only_what_the_model_has() -> None:
+    model, _ = decoder(bias=True)
+    facts = analyze(model)
+    values = {v.name: v for node in model.graph for v in (*node.outputs, *node.inputs) if v is not None}
+    for space in facts.spaces:
+        for use in (*space.producers, *space.consumers):
+            node = values[use.node].producer()
+            assert isinstance(node, ir.Node) and node.outputs[0].name == use.node
+            operand = node.inputs[use.input]
+            assert operand is not None and operand.name == use.tensor and node.op_type == use.op
+        assert all(o.tensor in values for o in space.online)
