@@ -228,7 +228,16 @@ class _Job:
                 certificate = self._certify(source, rotated, chosen, texts)
         with self.step("quantize"):
             scratch = self.workdir / "quantized"
-            done = quantize(rotated, facts, chosen, self.recipe, texts=texts, scratch=scratch, progress=self.progress)
+            done = quantize(
+                rotated,
+                source.model,
+                facts,
+                chosen,
+                self.recipe,
+                texts=texts,
+                scratch=scratch,
+                progress=self.progress,
+            )
         if self.recipe.quantizes and self.recipe.certificate is not None:
             with self.step("check"):
                 self._try(rotated)
@@ -308,7 +317,7 @@ class _Job:
             step(result)
         RemoveUnusedNodesPass()(result)
         result.graph.sort()
-        materialize(result, WeightStore(self.workdir / name))
+        materialize(result, WeightStore(self.workdir / name), progress=self.progress)
         return result
 
     def _certify(self, source: Source, rotated: ir.Model, plan: RotationPlan, texts: Texts) -> Certificate:

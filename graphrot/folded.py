@@ -27,6 +27,7 @@ from graphrot.graph import (
     unique_name,
 )
 from graphrot.plan.types import MatrixRef
+from graphrot.progress import Progress, silent
 from graphrot.rotation.orthogonal import build_matrix
 
 _CHUNK = 4_000_000
@@ -206,21 +207,23 @@ def edit_operand(model: ir.Model, node: ir.Node, index: int, edit: Edit, names: 
     return fresh
 
 
-def materialize(model: ir.Model, store: WeightStore | None) -> int:
+def materialize(model: ir.Model, store: WeightStore | None, *, progress: Progress = silent) -> int:
     """Turn every pending tensor into numbers; equal ones become one initializer.
 
     Args:
         model: changed in place.
         store: takes the numbers; None keeps them in memory (small models).
+        progress: told after every tensor.
 
     Returns:
         How many tensors were written.
     """
     made: dict[tuple[object, ...], ir.Value] = {}
-    for name, value in list(model.graph.initializers.items()):
+    pending = [(name, v) for name, v in model.graph.initializers.items() if isinstance(v.const_value, FoldedTensor)]
+    for done, (name, value) in enumerate(pending):
+        progress("rotating the weights", done, len(pending))
         content = value.const_value
-        if not isinstance(content, FoldedTensor):
-            continue
+        assert isinstance(content, FoldedTensor)
         twin = made.get(content.key)
         if twin is not None:
             value.replace_all_uses_with(twin)

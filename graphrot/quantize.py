@@ -19,7 +19,7 @@ from graphrot.errors import InputRefused
 from graphrot.graph import WeightStore, node_of, read_constant, value_map
 from graphrot.passes.quantize_activations import QuantizeActivations
 from graphrot.passes.quantize_tables import QuantizeTables, TableItem
-from graphrot.passes.quantize_weights import QuantizeWeights
+from graphrot.passes.quantize_weights import QuantizeWeights, plain_name
 from graphrot.passes.refs import current_linears
 from graphrot.plan.types import RotationPlan
 from graphrot.progress import Progress
@@ -47,6 +47,7 @@ class Quantized:
 
 def quantize(
     model: ir.Model,
+    source: ir.Model,
     facts: Facts,
     plan: RotationPlan,
     recipe: Recipe,
@@ -59,6 +60,7 @@ def quantize(
 
     Args:
         model: rotated, float32, opset 21 or later.
+        source: the model before rotation, for comparison; only read.
         facts: of the source; names of linears and tables.
         plan: says whether embedding and head share a table.
         recipe: what to quantize, and how.
@@ -93,7 +95,34 @@ def quantize(
         report = emit_ort(model, store=store, linears=written, tables=tables.records, activations=activations)
     else:
         report = emit_portable(model, linears=written, tables=tables.records, activations=activations)
-    return Quantized(report.quantized, report.notes, report.linear_bits_per_weight)
+    entries = _with_unrotated_errors(report.quantized, source, facts, plan, recipe, progress)
+    return Quantized(entries, report.notes, report.linear_bits_per_weight)
+
+
+def _with_unrotated_errors(
+    entries: tuple[QuantizedEntry, ...],
+    source: ir.Model,
+    facts: Facts,
+    plan: RotationPlan,
+    recipe: Recipe,
+    progress: Progress,
+) -> tuple[QuantizedEntry, ...]:
+    """Add what each linear's error would have been without rotation, by the same solver on the same grid.
+
+    Left out for gptq, whose error depends on calibration: it would take a second calibrated run.
+    """
+    if recipe.weight_bits is None or recipe.solver is None or recipe.solver == "gptq" or not plan.rotations:
+        return entries
+    body = [linear for linear in facts.linears if not linear.is_head]
+    found = quantize_weights(
+        source, body, grid=_grid(recipe.weight_bits, recipe), solver=recipe.solver, progress=progress
+    )
+    errors = {plain_name(linear.weight): tensor.error for linear, tensor in found}
+    return tuple(replace(e, error_without_rotation=errors.get(e.tensor)) for e in entries)
+
+
+def _grid(bits: Literal[4, 8], recipe: Recipe) -> WeightGrid:
+    return WeightGrid(bits, recipe.group_size, symmetric=recipe.symmetric is not False)
 
 
 def _solve(
@@ -101,12 +130,11 @@ def _solve(
 ) -> dict[str, QuantizedTensor]:
     if recipe.weight_bits is None or recipe.solver is None:
         return {}
-    grid = WeightGrid(recipe.weight_bits, recipe.group_size, symmetric=recipe.symmetric is not False)
     feeds = calibration_feeds(model, texts.tokens(CALIBRATION_TOKENS)) if recipe.solver == "gptq" else []
     return quantize_linears(
         model,
         body,
-        grid=grid,
+        grid=_grid(recipe.weight_bits, recipe),
         solver=recipe.solver,
         activation_bits=recipe.activation_bits,
         feeds=feeds,

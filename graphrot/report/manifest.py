@@ -84,7 +84,11 @@ class SizesPart(_Part):
 
 
 class QuantizedPart(_Part):
-    """One quantized tensor; the errors are relative Frobenius errors of the weight."""
+    """One quantized tensor.
+
+    ``error`` is a ratio of norms: of the weights for rtn and clip, of the calibration outputs for gptq.
+    ``error_without_rotation`` is the same for the source's weight, on linears solved by rtn or clip.
+    """
 
     tensor: str
     node: str

@@ -90,6 +90,8 @@ def test_json_of_convert(source: Path, text: Path, tmp_path: Path, capsys: pytes
     entry = manifest["quantized"][0]
     assert set(entry) == {"tensor", "node", "bits", "group", "error", "error_without_rotation"}
     assert len(manifest["quantized"]) == 7 * 2 + 2  # so small a table is cheaper twice than with a matrix
+    compared = [q for q in manifest["quantized"] if q["bits"] == 4]
+    assert all(0 < q["error_without_rotation"] < 0.2 and q["error_without_rotation"] != q["error"] for q in compared)
     assert manifest["sizes"]["model_bytes"] == sum(
         (output / name).stat().st_size for name in ("model.onnx", "model.onnx.data")
     )
