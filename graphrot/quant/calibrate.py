@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from graphrot.analysis.types import LinearRef
 from graphrot.errors import InputRefused, UsageError
-from graphrot.graph import value_map
+from graphrot.graph import read_constant, value_map
 from graphrot.progress import Progress, silent
 from graphrot.quant.activations import fake_quantize_tokens
 from graphrot.quant.grid import QuantizedTensor
@@ -119,8 +119,8 @@ class LayerwiseCalibrator:
         return result
 
     def _dtype(self, linear: LinearRef) -> np.dtype[np.generic]:
-        dtype = self._values[linear.weight].dtype
-        return np.dtype(np.float32) if dtype is None else dtype.numpy()
+        value = self._values[linear.weight]
+        return read_constant(value).dtype if value.dtype is None else value.dtype.numpy()
 
     def _advance(
         self, segment: Segment, ready: dict[str, tuple[int, np.ndarray]], renamed: dict[str, str]

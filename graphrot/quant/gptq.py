@@ -1,15 +1,15 @@
 """GPTQ: rounding that lets later input channels make up for the error of earlier ones.
 
-The method of Frantar et al., arXiv 2210.17323, in the form of Chee et al., arXiv 2307.13304
-(section 3.2, theorem 6: the two are the same): with ``H = X.T X = (I + U) D (I + U).T``, ``U``
-strictly upper triangular, input channel ``k`` is rounded after the errors ``E = W - W'`` of the
-channels before it were added,
+The method of Frantar et al., arXiv 2210.17323, in the form of LDLQ (Chee et al., arXiv 2307.13304, who
+show that the two are the same): with ``H = X.T X = (I + U) D (I + U).T``, ``U`` strictly upper
+triangular, input channel ``k`` is rounded after the errors ``E = W - W'`` of the channels before it were
+added,
 
     W'[:, k] = round(W[:, k] + E[:, :k] @ U[:k, k]),
 
 and the squared output error is the sum over ``k`` of ``D[k]`` times the squared last rounding error.
 Nothing is inverted, and the rows of ``W`` (output channels) do not touch each other, so that any
-number of them can be solved together, also the same row on several grids.
+number of them can be solved together.
 """
 
 from __future__ import annotations
@@ -34,11 +34,8 @@ BLOCK = 64
 ACT_ORDER = False
 """Whether channels with large inputs are rounded first."""
 
-WIDTHS = (1.0,)
-"""Factors on the clip-searched scales that are tried for each output channel."""
-
 ROWS = 2048
-"""Output channels (times grids) solved together; bounds the scratch memory."""
+"""Output channels solved together; bounds the scratch memory."""
 
 
 @dataclass(frozen=True)
@@ -177,13 +174,11 @@ def gptq_many(
     *,
     damping: float = DAMPING,
     act_order: bool = ACT_ORDER,
-    widths: Sequence[float] = WIDTHS,
 ) -> list[QuantizedTensor]:
     """Quantize weights that share their inputs.
 
-    Grids come from the clip search. Each output channel is solved on that grid and on grids that are
-    narrower or wider by a factor, and rounded to nearest; the answer with the least output error is
-    kept, so that no tensor is worse than its clip-searched rounding.
+    Grids come from the clip search. An output channel for which rounding to nearest has the smaller
+    output error keeps that instead, so that no tensor is worse than its clip-searched rounding.
 
     Args:
         weights: ``[N_i, K]`` float32 each.
@@ -191,7 +186,6 @@ def gptq_many(
         grid: the grid; groups are fixed before channels are reordered.
         damping: fraction of the mean diagonal that is added to the diagonal.
         act_order: round channels with large inputs first.
-        widths: factors on the clip-searched scales.
 
     Returns:
         One tensor per weight; ``error`` is ``sqrt(tr(E H E.T) / tr(W H W.T))``.
@@ -201,9 +195,7 @@ def gptq_many(
     """
     factor = factorize(hessian, damping=damping, act_order=act_order)
     stacked = np.concatenate([np.asarray(weight, dtype=np.float32) for weight in weights])
-    parts = [
-        _solve_rows(stacked[start : start + ROWS], grid, factor, widths) for start in range(0, stacked.shape[0], ROWS)
-    ]
+    parts = [_solve_rows(stacked[start : start + ROWS], grid, factor) for start in range(0, stacked.shape[0], ROWS)]
     solved = _Rows(*(np.concatenate(field) for field in zip(*parts, strict=True)))
     ends = np.cumsum([weight.shape[0] for weight in weights])
     return [solved.tensor(slice(end - weight.shape[0], end), grid) for weight, end in zip(weights, ends, strict=True)]
@@ -225,19 +217,15 @@ class _Rows(NamedTuple):
         return QuantizedTensor(self.codes[rows], self.scales[rows], zeros, grid, error)
 
 
-def _solve_rows(weight: np.ndarray, grid: WeightGrid, factor: Factor, widths: Sequence[float]) -> _Rows:
-    """The best of rounding to nearest and of :func:`solve` on every width, row by row."""
+def _solve_rows(weight: np.ndarray, grid: WeightGrid, factor: Factor) -> _Rows:
+    """The better of :func:`solve` and of rounding to nearest, row by row."""
     scales, zeros = clip_scales(weight, grid)
     nearest = round_to(weight, scales, zeros, grid)
-    codes, kept = nearest.codes, scales.copy()
-    best = row_errors(weight - nearest.dequantize(), factor)
-    for width in widths:
-        tried = scales * np.float32(width)
-        found, errors = solve(weight, tried, zeros, grid, factor)
-        better = errors < best
-        best[better], codes[better], kept[better] = errors[better], found[better], tried[better]
-    stored = np.empty((weight.shape[0], 0), dtype=np.uint8) if zeros is None else zeros.astype(np.uint8)
-    difference = weight - dequantize(codes, kept, None if zeros is None else stored, grid)
-    lost = best - factor.added * np.einsum("nk,nk->n", difference, difference)
+    codes, errors = solve(weight, scales, zeros, grid, factor)
+    plain = row_errors(weight - nearest.dequantize(), factor)
+    codes[plain < errors] = nearest.codes[plain < errors]
+    stored = np.empty((weight.shape[0], 0), dtype=np.uint8) if nearest.zeros is None else nearest.zeros
+    difference = weight - dequantize(codes, scales, nearest.zeros, grid)
+    lost = np.minimum(plain, errors) - factor.added * np.einsum("nk,nk->n", difference, difference)
     total = row_errors(weight, factor) - factor.added * np.einsum("nk,nk->n", weight, weight)
-    return _Rows(codes, kept, stored, lost, total)
+    return _Rows(codes, scales, stored, lost, total)

@@ -44,10 +44,14 @@ def load_weight(values: Mapping[str, ir.Value], linear: LinearRef) -> np.ndarray
 
 
 def drop_mapping(value: ir.Value) -> None:
-    """Unmap the file of a memory-mapped tensor (it is mapped again when read), unless someone looks at it."""
+    """Unmap the file behind a constant (it is mapped again when read), unless someone looks at it."""
     if isinstance(value.const_value, ir.ExternalTensor):
         with contextlib.suppress(BufferError):
             value.const_value.release()
+    node = value.producer()
+    for operand in node.inputs if node is not None else ():
+        if operand is not None:
+            drop_mapping(operand)
 
 
 def stored_layout(weight: np.ndarray, linear: LinearRef, dtype: np.dtype[np.generic]) -> np.ndarray:
