@@ -16,7 +16,8 @@ from graphrot.analysis.visit import Visit
 def add(v: Visit) -> None:
     """Add, Sub and Sum of two.
 
-    1. plus a constant: the constant is a producer (bias); zeros change nothing;
+    1. plus a constant: the constant is a producer (bias); zeros change nothing; one number for all
+       channels passes if the matrix keeps the all-ones vector;
     2. plus one number per row: passes if the matrix keeps the all-ones vector;
     3. two tensors whose channels begin at opaque nodes, used only here: a cut (RoPE ends this way);
     4. plus another tensor: channels that meet take the same coordinate.
@@ -65,6 +66,10 @@ def _add_constant(v: Visit, labels: Labels, position: int) -> None:
     numbers = v.number(position)
     if numbers is not None and numbers.size <= 1 << 20 and not numbers.any():
         v.set(labels)
+        return
+    if numbers is not None and numbers.size == 1 and any(labels.varies(d) for d in range(labels.rank)):
+        v.mean(labels)
+        v.set(labels.renamed(v.salt))
         return
     bias = v.bias(position, shape)
     if bias is None:

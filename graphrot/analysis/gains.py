@@ -16,7 +16,7 @@ import onnx_ir as ir
 from graphrot.analysis.labels import Source, coordinates
 from graphrot.analysis.norms import NORM_OPS, gain_and_shift
 from graphrot.analysis.provenance import Provenance
-from graphrot.analysis.scope import constant_shape
+from graphrot.analysis.scope import constant_shape, node_name
 from graphrot.analysis.types import GainConsumer, GainFold, WeightUse, encode_runs
 from graphrot.analysis.visit import Consumer
 
@@ -98,7 +98,7 @@ def _try(provenance: Provenance, source: Source, readers: dict[int, _Readers]) -
             return None
         consumers.append(taken)
     fold = GainFold(
-        node=_name(node),
+        node=node_name(node),
         op=node.op_type,
         form="norm" if node.op_type in NORM_OPS else "mul",
         gain=gain.name,
@@ -115,7 +115,7 @@ def _try(provenance: Provenance, source: Source, readers: dict[int, _Readers]) -
         return None
     if any(_takes_no_shift(c) for c in own.consumers):
         return None
-    with_shift = replace(fold, shift=value.name, shift_node=_name(holder), shift_input=operand)
+    with_shift = replace(fold, shift=value.name, shift_node=node_name(holder), shift_input=operand)
     return with_shift, list(dict.fromkeys([node, holder]))
 
 
@@ -200,7 +200,7 @@ def _consumer(source: Source, consumer: Consumer, index: np.ndarray) -> GainCons
     if operand is None or not operand.name:
         return None
     use = WeightUse(
-        node=_name(consumer.node),
+        node=node_name(consumer.node),
         op=consumer.node.op_type,
         input=consumer.operand,
         tensor=operand.name,
@@ -214,9 +214,3 @@ def _input(node: ir.Node, position: int) -> ir.Value:
     value = node.inputs[position]
     assert value is not None
     return value
-
-
-def _name(node: ir.Node) -> str:
-    name = node.outputs[0].name
-    assert name
-    return name

@@ -50,7 +50,7 @@ class ProbeGraph:
             needed.update(self._reads(node))
         nodes: list[onnx.NodeProto] = []
         for value in needed:
-            if value.is_initializer() and not value.is_graph_input():
+            if value.is_initializer():
                 nodes.extend(self._initializer(value))
         for node in reversed(kept):
             nodes.extend(self._stand_in(node) or [ir.serde.serialize_node(node)])

@@ -40,6 +40,8 @@ def matmul(v: Visit) -> None:
         chosen = v.graph.selected[left]
         _consume_selected(v, b, b.rank - 2, chosen, 1)
         v.source("weight", axes=[-2], node=chosen.node, operand=chosen.operand, operand_axis=chosen.axes[0])
+    elif v.constant(1) and (maker := right.producer()) is not None:
+        v.opaque(f"its weight comes out of {maker.op_type} and cannot be rewritten")
     elif a is None or b is None or a.rank < 2 or b.rank < 2:
         v.opaque()
     else:

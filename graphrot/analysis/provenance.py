@@ -15,7 +15,6 @@ from graphrot.analysis.scope import Scope, is_shape_op, is_standard
 from graphrot.analysis.types import CachePair
 from graphrot.analysis.visit import Block, Graph, Record, Visit
 from graphrot.graph import FLOATS
-from graphrot.progress import Progress, silent
 
 Handler = Callable[[Visit], None]
 
@@ -78,20 +77,16 @@ class Provenance:
     Args:
         scope: the graph.
         probe: its shapes.
-        progress: told how many nodes have been visited.
     """
 
-    def __init__(self, scope: Scope, probe: Probe, progress: Progress = silent) -> None:
+    def __init__(self, scope: Scope, probe: Probe) -> None:
         self.graph = Graph(scope, probe)
         self.records: list[Record] = [Record() for _ in scope.nodes]
         self.caches: list[CachePair] = []
         self.ends = Record()
         """What graph inputs and outputs contribute."""
         self._inputs()
-        total = len(scope.nodes)
         for index, node in enumerate(scope.nodes):
-            if index % 512 == 0:
-                progress("following channels", index, total)
             self._visit(index, node)
         self._outputs()
 
@@ -140,7 +135,7 @@ class Provenance:
             return []
         visit = Visit(graph, node, index)
         handler = handler_of(node)
-        if scope.captured(node) or handler is None:
+        if scope.captured(node) or handler is None or graph.probe.seen(node.outputs[0]) is None:
             visit.opaque()
         elif not movement.passed_selection(visit):
             handler(visit)

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from graphrot.analysis.labels import Source
 from graphrot.analysis.partition import Partition
 from graphrot.analysis.provenance import Provenance
+from graphrot.analysis.scope import node_name
 from graphrot.analysis.spaces import Spaces
 from graphrot.analysis.types import EmbeddingRef, Refusal, SpaceKind
 from graphrot.analysis.visit import Consumer
@@ -40,6 +42,9 @@ def find_refusals(
     unique = {(r.kind, r.node): r for r in reversed(found)}
     order = {node.outputs[0].name: index for index, node in enumerate(provenance.scope.nodes)}
     return tuple(sorted(unique.values(), key=lambda r: (order.get(r.node, len(order)), r.kind)))
+
+
+_STAYS = "its gain is not read by constant matmuls alone, so it cannot fold"
 
 
 @dataclass(frozen=True)
@@ -106,12 +111,15 @@ class _Search:
         """The first of these: 1. a gain that stays in front of these channels; 2. a node, or an end of the
         graph, that wants them alone; 3. a node that splits them; 4. the node that was to be reached."""
         family = self._family(ids)
+        gains = {s.node: s for s in self._provenance.graph.table.sources if s.kind == "gain"}
         for source in self._provenance.graph.table.owners(family):
             if source.kind == "gain" and source.node is not None:
-                return _at(source.node, "its gain is not read by constant matmuls alone, so it cannot fold")
+                return _at(source.node, _STAYS)
         for node, record in self._provenance.all_records():
             for block in record.blocks:
                 if np.isin(block.ids, family, assume_unique=True).any():
+                    if node in gains:
+                        return self._reader(gains[node])
                     return _at(node or block.at, block.reason)
         for node, record in self._provenance.all_records():
             for key in record.keys:
@@ -121,6 +129,14 @@ class _Search:
         start = self._provenance.graph.table.owners(ids)[0]
         return _at(toward or start.node or start.value, "its channels meet in more than one order")
 
+    def _reader(self, gain: Source) -> _Culprit:
+        """The node that wants the gain's channels alone; or else the gain, which something but matmuls reads."""
+        for node, record in self._provenance.all_records():
+            for block in record.blocks:
+                if np.isin(block.ids, gain.ids, assume_unique=True).any():
+                    return _at(node or block.at, block.reason)
+        return _at(gain.node, _STAYS)
+
 
 def _at(place: ir.Node | ir.Value | None, reason: str) -> _Culprit:
     """A node, the node that makes a value, or a graph input."""
@@ -128,14 +144,8 @@ def _at(place: ir.Node | ir.Value | None, reason: str) -> _Culprit:
         return _Culprit(place.name or "", "graph input", reason)
     node = place.producer() if isinstance(place, ir.Value) else place
     assert node is not None
-    return _Culprit(_name(node), node.op_type, reason)
+    return _Culprit(node_name(node), node.op_type, reason)
 
 
 def _refusal(kind: SpaceKind, culprit: _Culprit, change: str = "") -> Refusal:
     return Refusal(kind=kind, node=culprit.node, op=culprit.op, reason=culprit.reason, change=change)
-
-
-def _name(node: ir.Node) -> str:
-    name = node.outputs[0].name
-    assert name
-    return name

@@ -28,6 +28,11 @@ def is_shape_op(node: ir.Node) -> bool:
     return node.op_type in _SHAPE_OPS and is_standard(node)
 
 
+def node_name(node: ir.Node) -> str:
+    """How facts name a node: by its first output. (One without a name there takes no part in any space.)"""
+    return next((o.name for o in node.outputs if o.name), node.name or node.op_type)
+
+
 def reads_type_only(node: ir.Node, position: int) -> bool:
     """The second input of CastLike gives its data type and nothing else."""
     return node.op_type == "CastLike" and position == 1 and is_standard(node)

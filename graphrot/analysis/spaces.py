@@ -18,6 +18,7 @@ import onnx_ir as ir
 from graphrot.analysis.labels import Source
 from graphrot.analysis.partition import Partition
 from graphrot.analysis.provenance import Provenance
+from graphrot.analysis.scope import node_name
 from graphrot.analysis.types import (
     OnlineUse,
     Placement,
@@ -204,7 +205,7 @@ class Spaces:
             producers=tuple(producers),
             consumers=self._consumers(sites, orders),
             online=tuple(online),
-            contractions=tuple(_name(n) for n in sorted(nodes, key=lambda n: self.provenance.scope.index[n])),
+            contractions=tuple(node_name(n) for n in sorted(nodes, key=lambda n: self.provenance.scope.index[n])),
             cache_inputs=tuple(caches),
             cache_outputs=tuple(self._cache_pairs[c] for c in caches),
             mean_preserving=first.mean,
@@ -236,7 +237,7 @@ class Spaces:
             assert operand is not None and operand.name
             uses.append(
                 WeightUse(
-                    node=_name(consumer.node),
+                    node=node_name(consumer.node),
                     op=consumer.node.op_type,
                     input=consumer.operand,
                     tensor=operand.name,
@@ -251,7 +252,7 @@ class Spaces:
         self.refused.append(
             Refusal(
                 kind=kind,
-                node=_name(source.node),
+                node=node_name(source.node),
                 op=source.node.op_type,
                 reason="the channels that may rotate there are not equal blocks that tile the last axis, "
                 "so no online transform can stand behind it",
@@ -262,7 +263,7 @@ class Spaces:
         nodes = [n for site in sites for n in (*site.contractions, *(r.consumer.node for r in site.readers))]
         first = min(nodes, key=lambda n: self.provenance.scope.index[n])
         reason = "the cache holds these channels in parts, or not in every head, so it cannot be rotated as a whole"
-        self.refused.append(Refusal(kind=kind, node=_name(first), op=first.op_type, reason=reason))
+        self.refused.append(Refusal(kind=kind, node=node_name(first), op=first.op_type, reason=reason))
 
 
 def _producer(source: Source, groups: list[np.ndarray]) -> WeightUse:
@@ -271,7 +272,7 @@ def _producer(source: Source, groups: list[np.ndarray]) -> WeightUse:
     assert operand is not None and operand.name
     role = {"table": "table", "bias": "bias"}.get(source.kind, "weight")
     return WeightUse(
-        node=_name(source.node),
+        node=node_name(source.node),
         op=source.node.op_type,
         input=source.operand,
         tensor=operand.name,
@@ -324,9 +325,3 @@ def _sorted_groups(groups: Iterable[np.ndarray]) -> tuple[Runs, ...]:
 
 def _distinct(items: Iterable[T]) -> list[T]:
     return list({id(item): item for item in items}.values())
-
-
-def _name(node: ir.Node) -> str:
-    name = node.outputs[0].name
-    assert name
-    return name

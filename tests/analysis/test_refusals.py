@@ -74,7 +74,7 @@ CASES = {
     "channels picked at run time": ({"residual": _picked_channels}, "R1", "ReduceMax"),
     "hidden states are an output": ({"residual": _also_output(["batch", "sequence", HIDDEN])}, "R1", "Identity"),
     "embedding is an output": ({"embedded": _also_output(["batch", "sequence", HIDDEN])}, "R1", "Identity"),
-    "normed states are an output": ({"final": _also_output(["batch", "sequence", HIDDEN])}, "R1", "Mul"),
+    "normed states are an output": ({"final": _also_output(["batch", "sequence", HIDDEN])}, "R1", "Identity"),
     "activation is an output": ({"activation": _also_output(["batch", "sequence", FFN])}, "R4", "Identity"),
     "values scaled by element": ({"values": _masked_heads, "cache": False}, "R2", "Mul"),
     "values looked at": ({"values": _values_read}, "R2", "ReduceMax"),
@@ -129,6 +129,18 @@ def test_a_token_picked_at_run_time_is_no_obstacle() -> None:
     facts = analyze(model)
     assert _kinds(facts) == {"R1": 1, "R2": 1, "R3": 1, "R4": 1}
     assert relative_error(model, facts, feeds_for(model)) <= EXACT
+
+
+def test_quantized_weights_are_named() -> None:
+    """A head whose weight is dequantized in the graph."""
+
+    def head(b: Builder, x: str) -> str:
+        weight = b.op("DequantizeLinear", b.constant(np.ones((HIDDEN, HIDDEN)), np.int8), b.constant(0.1))
+        return b.op("MatMul", x, weight)
+
+    model, _ = decoder(final=head)
+    (refusal,) = analyze(model).refused
+    assert refusal.kind == "R1" and "comes out of DequantizeLinear" in refusal.reason
 
 
 def test_inputs_that_are_no_caches_are_blocked() -> None:

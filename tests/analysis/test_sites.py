@@ -219,6 +219,37 @@ def test_tables_are_producers() -> None:
     assert {u.axis for u in tables} == {1}
 
 
+def _static(model: ir.Model, sizes: dict[str, int]) -> ir.Model:
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        assert value.shape is not None
+        value.shape = ir.Shape(d if isinstance(d, int) else sizes[str(d.value)] for d in value.shape)
+    return model
+
+
+def test_fixed_sizes_share_one_matrix_over_all_positions() -> None:
+    model = _static(decoder(cache=False)[0], {"batch": 1, "sequence": 5})
+    facts = analyze(model)
+    assert sites(facts) == per_layer(1, graphs.HIDDEN, graphs.WIDTH, graphs.FFN)
+    assert relative_error(model, facts, feeds_for(model, batch=1)) <= EXACT
+
+
+def test_one_number_added_to_all_channels_keeps_the_mean() -> None:
+    model, _ = decoder(residual=lambda b, x: b.op("Add", x, b.constant(0.7)))
+    facts = analyze(model)
+    assert facts.spaces[0].kind == "R1" and facts.spaces[0].mean_preserving
+    assert relative_error(model, facts, feeds_for(model)) <= EXACT
+
+
+def test_constants_that_are_inputs_too_are_refused_by_node() -> None:
+    """Old files list every initializer among the inputs: then a caller may replace it."""
+    model, _ = decoder()
+    for value in list(model.graph.initializers.values()):
+        if value.const_value is not None and len(value.const_value.shape) == 2:
+            model.graph.inputs.append(value)
+    facts = analyze(model)
+    assert not [s for s in facts.spaces if s.consumers]
+
+
 def test_the_model_is_left_alone() -> None:
     model, _ = decoder()
     before = ir.to_proto(model).SerializeToString()
