@@ -24,6 +24,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphrot.emit.nbits import BlockLayout, block_layout, column_codes, pack_blocks, pack_zeros
+from graphrot.emit.norms import fuse_residual_norms
 from graphrot.emit.report import EmitReport, bits_per_weight, entries
 from graphrot.emit.shared_table import look_up_blocks
 from graphrot.graph import WeightStore, drop_unused_initializers, node_of, value_map
@@ -66,8 +67,9 @@ def emit_ort(
         InputRefused: the records are of another model.
     """
     share_shapes(model)
-    values = value_map(model)
     writer = NodeWriter(model, store)
+    fuse_residual_norms(model, writer)
+    values = value_map(model)
     rounded = {record.output: record for record in activations}
     shared = {table.head: table for table in tables if table.head is not None}
     lowered = [_lower(writer, values, linear, rounded, shared.get(linear.node)) for linear in linears]
