@@ -68,10 +68,10 @@ def call(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int,
 
 def test_json_of_convert(source: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "out"
-    code, manifest, _ = call(
+    code, manifest, err = call(
         ["convert", str(source), "-o", str(output), "--solver", "clip", "--calibration", str(text)], capsys
     )
-    assert code == 0
+    assert code == 0, err
     assert set(manifest) == MANIFEST_KEYS
     assert manifest == json.loads((output / "graphrot.json").read_text(encoding="utf-8"))
     assert manifest["source"]["kind"] == "onnx"
