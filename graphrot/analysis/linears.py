@@ -89,16 +89,19 @@ def _reaches_output(scope: Scope, probe: Probe, value: ir.Value, caches: set[str
             if end is not None and end.shape and end.shape[-1] == width:
                 return True
         for user, position in scope.uses(current):
-            constants = [i for k, i in enumerate(user.inputs) if k != position and i is not None]
-            passes = user.op_type in _TO_OUTPUT or (
-                user.op_type in _BY_CONSTANT and all(scope.trusted(i) for i in constants)
-            )
-            if (is_standard(user) and passes and position == 0) or (passes and user.op_type in _BY_CONSTANT):
-                for output in user.outputs:
-                    if output not in visited:
-                        visited.add(output)
-                        stack.append(output)
+            if is_standard(user) and _passes_on(scope, user, position):
+                fresh = [o for o in user.outputs if o not in visited]
+                visited.update(fresh)
+                stack.extend(fresh)
     return False
+
+
+def _passes_on(scope: Scope, node: ir.Node, position: int) -> bool:
+    """The node hands its input ``position`` on, changed by nothing but constants."""
+    if node.op_type in _TO_OUTPUT:
+        return position == 0
+    others = [i for k, i in enumerate(node.inputs) if k != position and i is not None]
+    return node.op_type in _BY_CONSTANT and all(scope.trusted(i) for i in others)
 
 
 def find_embeddings(scope: Scope, linears: Iterable[LinearRef]) -> tuple[EmbeddingRef, ...]:

@@ -33,6 +33,9 @@ Role = str
 
 _MAX_CHOICES = 96
 
+_NAMELESS = "?"
+"""First letter of the names we give to dimensions without one."""
+
 _CARRIERS = frozenset(
     {
         *("Identity", "Cast", "Concat", "Transpose", "TensorScatter", "ScatterND", "ScatterElements"),
@@ -106,7 +109,7 @@ class Sizes:
         if isinstance(dim, int):
             return dim
         if dim.value is None:
-            return f"?{value.name}?{axis}"
+            return f"{_NAMELESS}{value.name}?{axis}"
         if dim.value not in self.declared:
             self.declared.append(dim.value)
         return dim.value
@@ -162,22 +165,20 @@ class Sizes:
         return False
 
     def _collect(self) -> dict[str, tuple[Role, ...]]:
+        """The roles that each free dimension may have, by its first place: caches, then ids, then the rest."""
         cached = any(self.is_cache(v) for v in self.inputs)
-        found: dict[str, tuple[Role, ...]] = {}
         order = sorted(self.inputs, key=lambda v: (not self.is_cache(v), not self._is_lookup_index(v)))
+        found: dict[str, tuple[Role, ...]] = {}
         for value in order:
             for axis, dim in enumerate(self._dims[value.name or ""]):
-                if (isinstance(dim, str) and dim not in self._fixed and dim not in found and dim.isidentifier()) or (
-                    isinstance(dim, str) and dim.startswith("?")
-                ):
-                    found[dim] = self._roles(value, axis, cached)
-        for dims in self._dims.values():
-            for dim in dims:
-                if isinstance(dim, str) and dim not in found and dim not in self._fixed:
-                    for part in _symbols(dim):
-                        if part not in self._fixed:
-                            found.setdefault(part, ("s", "p", "b", "t"))
+                if isinstance(dim, str) and dim not in self._fixed and not self._is_expression(dim):
+                    found.setdefault(dim, self._roles(value, axis, cached))
         return found
+
+    def _is_expression(self, dim: str) -> bool:
+        """Made of other dimensions of the inputs, as ``past + sequence``; ``batch-size`` is a name."""
+        parts = _symbols(dim)
+        return dim not in parts and bool(parts) and all(part in self.declared for part in parts)
 
     def _roles(self, value: ir.Value, axis: int, cached: bool) -> tuple[Role, ...]:
         rank = len(self._dims[value.name or ""])

@@ -100,7 +100,9 @@ def _positional(b: Builder, shape: list[Any]) -> ir.Model:
     return b.model()
 
 
-@pytest.mark.parametrize("shape", [["n", "m"], ["k", "l"], [None, None], [1, "m"], ["m"], ["z"]])
+@pytest.mark.parametrize(
+    "shape", [["n", "m"], ["k", "l"], [None, None], [1, "m"], ["m"], ["z"], ["n", "batch-size"], ["n", "a.0 b"]]
+)
 def test_integer_inputs_of_any_form(shape: list[Any]) -> None:
     model = _positional(Builder(), shape)
     facts = analyze(model)
