@@ -9,7 +9,8 @@ Which accuracy level (0: float inputs, 4: inputs rounded to 8 bits per token and
 One scale per output channel, 4 bits: MatMulNBits wants a scale per block, so it gets ones, shared by all
 linears of one shape, and a Mul follows. Repeating the scales would take 4.5 bits per weight for 576 inputs; an
 Expand of constants keeps the file small, but ONNX Runtime holds its result in memory beside the packed
-copy (5 MiB of 119 for SmolLM2-135M). With 8 bits the repeated scales are stored, relatively few.
+copy (5 MiB of 119 for SmolLM2-135M). With 8 bits the repeated scales are stored, relatively few; so they are
+in half precision, where sums without their scale would overflow.
 
 Scales are always initializers: when they come from an Expand that was not folded, MatMulNBits of 8 bits
 returns wrong numbers (ONNX Runtime 1.32; 4 bits are right).
@@ -143,7 +144,8 @@ def _store(writer: NodeWriter, linear: QuantizedLinear, layout: BlockLayout) -> 
     assert scales is not None
     rows = scales.numpy().T
     if rows.shape[1] != layout.blocks:
-        rows = np.repeat(rows, layout.blocks, axis=1) if grid.bits == 8 else rows[:, 0]
+        afterwards = grid.bits == 4 and scales.dtype == ir.DataType.FLOAT
+        rows = rows[:, 0] if afterwards else np.repeat(rows, layout.blocks, axis=1)
     parts.append(writer.weight(rows, scales.dtype, f"{linear.tensor}.row_scales"))
     if grid.zeros is not None and not grid.symmetric:
         zeros = initializers[grid.zeros].const_value

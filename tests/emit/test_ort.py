@@ -82,6 +82,20 @@ def test_rounded_inputs_are_those_of_the_blocks(setting: Setting, dim: int, tmp_
         assert np.median(token_errors(result, float_inputs)) > 1e-3, level
 
 
+@pytest.mark.parametrize("setting", [Setting(WeightGrid(4)), Setting(WeightGrid(4, 32), 8, WeightGrid(8))], ids=str)
+def test_float16(setting: Setting, tmp_path: Path) -> None:
+    """Sums of codes without scales would leave the range: inputs here are up to three thousand."""
+    example = Example(dtype=np.float16)
+    example.weights["table"] *= np.float16(1000)
+    for name, factor in (("w_a", 0.003), ("w_g", 0.003), ("w_d", 1e-4), ("bias", 0.1)):
+        example.weights[name] *= np.float16(factor)
+    proto = check(lower(example, setting, "ort", tmp_path).model)
+    tokens = ids(example)
+    result = run_ort(proto, tokens)
+    assert result.dtype == np.float16 and np.isfinite(result).all()
+    assert difference(result, expected(example, setting, tokens, "ort")) < 2e-2
+
+
 def token_errors(result: np.ndarray, reference: np.ndarray) -> np.ndarray:
     """Per token: largest difference over the largest reference."""
     found: np.ndarray = np.abs(result - reference).max(axis=-1) / np.abs(reference).max(axis=-1)
