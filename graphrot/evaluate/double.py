@@ -37,7 +37,7 @@ def to_double(model: ir.Model) -> ir.Model:
     for graph in twin.graphs():
         for value in _values(graph):
             if value.dtype == _FLOAT:
-                value.dtype = _DOUBLE
+                value.type = ir.TensorType(_DOUBLE)  # a clone shares its type objects with the original
         for node in graph:
             _widen_attributes(node)
     for function in twin.functions.values():
