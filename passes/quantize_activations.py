@@ -19,7 +19,7 @@ import onnx_ir as ir
 from graphrot.analysis.types import LinearRef
 from graphrot.errors import InputRefused
 from graphrot.graph import node_of, value_map
-from graphrot.passes.base import GraphPass
+from graphrot.passes.base import GraphPass, record_provenance
 from graphrot.passes.quantize_nodes import NodeWriter, float_type, require_opset
 from graphrot.passes.records import QuantizedActivation
 from graphrot.plan.types import RotationPlan
@@ -87,6 +87,9 @@ def _round(writer: NodeWriter, anchor: ir.Node, value: ir.Value, dtype: ir.DataT
     whole = writer.op(anchor, "DequantizeLinear", [codes, one], f"{base}.whole")
     rounded = writer.op(anchor, "Mul", [whole, scale], f"{base}.rounded")
     rounded.type, rounded.shape = value.type, value.shape
+    last = rounded.producer()
+    assert last is not None
+    record_provenance(last, f"int{bits} activation")
     return rounded
 
 

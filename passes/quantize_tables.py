@@ -23,7 +23,7 @@ import onnx_ir as ir
 from graphrot.analysis.types import EmbeddingRef, LinearRef
 from graphrot.errors import InputRefused
 from graphrot.graph import WeightStore, node_of, value_map
-from graphrot.passes.base import GraphPass
+from graphrot.passes.base import GraphPass, record_provenance
 from graphrot.passes.quantize_nodes import NodeWriter, float_type, require_opset
 from graphrot.passes.quantize_weights import dequantize_columns, plain_name, replace_weight
 from graphrot.passes.records import QuantizedLinear, QuantizedTable, StoredGrid
@@ -95,6 +95,9 @@ def _quantize(
     grid = _store(writer, item, float_type(table, "An embedding table"), base)
     rows = look_up(writer, lookup, ids, grid, dim=item.tensor.in_features, by_columns=head is not None, base=base)
     writer.take_over(lookup.outputs[0], rows)
+    last = rows.producer()
+    assert last is not None
+    record_provenance(last, f"int{grid.bits} table")
     product = None if head is None else _decode_head(writer, head, grid, item.tensor.in_features, base)
     record = QuantizedTable(
         node=item.embedding.node,
@@ -127,7 +130,7 @@ def _decode_head(writer: NodeWriter, node: ir.Node, grid: StoredGrid, dim: int, 
     codes = writer.model.graph.initializers[grid.codes]
     if grid.bits == 4:
         codes = _unpack_columns(writer, node, codes, dim, f"{base}.head")
-    return replace_weight(writer, node, dequantize_columns(writer, node, grid, dim, f"{base}.head", codes))
+    return replace_weight(writer, node, dequantize_columns(writer, node, grid, dim, f"{base}.head", codes), grid.bits)
 
 
 def _store(writer: NodeWriter, item: TableItem, dtype: ir.DataType, base: str) -> StoredGrid:

@@ -22,7 +22,7 @@ import onnx_ir as ir
 from graphrot.analysis.types import LinearRef
 from graphrot.errors import InputRefused
 from graphrot.graph import WeightStore, node_of, read_constant, value_map
-from graphrot.passes.base import GraphPass
+from graphrot.passes.base import GraphPass, record_provenance
 from graphrot.passes.quantize_nodes import (
     NodeWriter,
     channel_block,
@@ -88,7 +88,7 @@ def _quantize(writer: NodeWriter, node: ir.Node, linear: LinearRef, tensor: Quan
     grid = store_grid(writer, tensor, scales, float_type(weight, "A weight"), base)
     output = dequantize_columns(writer, node, grid, tensor.in_features, base)
     return QuantizedLinear(
-        node=replace_weight(writer, node, output),
+        node=replace_weight(writer, node, output, grid.bits),
         tensor=base,
         grid=grid,
         in_features=tensor.in_features,
@@ -153,13 +153,15 @@ def dequantize_columns(
     return writer.op(anchor, "DequantizeLinear", operands, f"{base}.dequantized", {"axis": 0, "block_size": block})
 
 
-def replace_weight(writer: NodeWriter, node: ir.Node, weight: ir.Value) -> str:
+def replace_weight(writer: NodeWriter, node: ir.Node, weight: ir.Value, bits: int) -> str:
     """Give a MatMul or Gemm the ``[K, N]`` weight; a Gemm becomes MatMul and, with a bias, Add.
 
     Returns:
         The name of the MatMul's output.
     """
+    label = f"int{bits} weight"
     if node.op_type == "MatMul":
+        record_provenance(node, label)
         old = node.inputs[1]
         node.replace_input_with(1, weight)
         remove_unused(writer.model, old)
@@ -169,6 +171,9 @@ def replace_weight(writer: NodeWriter, node: ir.Node, weight: ir.Value) -> str:
     beta = _attribute(node, "beta", 1.0)
     name = node.outputs[0].name or "gemm"
     product = writer.op(node, "MatMul", [data, weight], f"{name}.matmul")
+    multiply = product.producer()
+    assert multiply is not None
+    record_provenance(multiply, label)
     if bias is None or beta == 0.0:
         writer.take_over(node.outputs[0], product)
         return name

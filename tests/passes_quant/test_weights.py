@@ -11,6 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 from graphrot.errors import InputRefused
 from graphrot.graph import WeightStore
+from graphrot.passes.base import PROVENANCE
 from graphrot.passes.quantize_nodes import channel_block, unfused_block
 from graphrot.passes.quantize_weights import QuantizeWeights
 from graphrot.passes.records import QuantizedLinear
@@ -86,6 +87,10 @@ def test_stored_form(tmp_path: Path) -> None:
     assert codes.nbytes == 48 * 100 // 2
     assert tuple(initializers[first.grid.scales].const_value.shape) == (1, 100)
     assert not {"w_a", "w_g", "w_d"} & set(initializers)
+    multiplied = {
+        str(n.outputs[0].name): n.metadata_props.get(PROVENANCE) for n in model.graph if n.op_type == "MatMul"
+    }
+    assert [multiplied[r.node] for r in records] == ["int4 weight"] * 3
     assert [r.tensor for r in records] == ["w_a", "w_g", "w_d"]
     assert [(r.in_features, r.out_features) for r in records] == [(48, 100), (48, 100), (100, 48)]
 
