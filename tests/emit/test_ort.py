@@ -119,7 +119,9 @@ def test_levels_and_what_is_left(tmp_path: Path) -> None:
     assert [node.inputs[0].name for node in nodes if node.inputs[0] is not None] == ["x", "x", "flat", "hidden"]
     ops = {node.op_type for node in model.graph}
     assert not ops & {"QuantizeLinear", "MatMul", "Gemm", "Expand"}
-    assert not any(value.dtype in (ir.DataType.INT4, ir.DataType.INT8) for value in model.graph.initializers.values())
+    stored = {value.const_value.dtype for value in model.graph.initializers.values() if value.const_value is not None}
+    assert not stored & {ir.DataType.INT4, ir.DataType.INT8}
+    assert not ir.to_proto(model).graph.value_info
 
 
 def test_level_zero_keeps_the_chain_of_4_bit_activations(tmp_path: Path) -> None:
@@ -133,12 +135,11 @@ def test_shared_table_is_one_initializer(tmp_path: Path) -> None:
     for bits, width in ((8, 16), (4, 8)):
         grid = WeightGrid(8) if bits == 8 else WeightGrid(4)
         model = lower(Example(), Setting(table=grid), "ort", tmp_path).model
-        large = [
-            v for v in model.graph.initializers.values() if v.const_value is not None and v.const_value.size > 1000
-        ]
-        table = next(v for v in large if v.name == "table.blocks")
-        assert [v for v in large if v.dtype == ir.DataType.UINT8] == [table]
-        assert table.shape is not None and table.shape == (50, 3, width)
+        tensors = {name: value.const_value for name, value in model.graph.initializers.items()}
+        sizes = {name: t.size for name, t in tensors.items() if t is not None and t.dtype == ir.DataType.UINT8}
+        assert [name for name, size in sizes.items() if size > 1000] == ["table.blocks"]
+        table = model.graph.initializers["table.blocks"]
+        assert table.const_value is not None and tuple(table.const_value.shape) == (50, 3, width)
         assert {use.node.op_type for use in table.uses()} == {"Gather", "MatMulNBits"}
 
 
