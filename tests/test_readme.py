@@ -59,7 +59,7 @@ def run(command: list[str], place: Path) -> str:
 def test_the_first_two_commands_do_all_the_setup() -> None:
     setup = "python3 -m venv .venv && . .venv/bin/activate && pip install"
     assert BASH[0] == f'{setup} ".[cpu,demo]" && python samples/demo.py'
-    assert BASH[1] == f'{setup} ".[test]" && pytest'
+    assert BASH[1] == f'{setup} ".[test]" && pytest -n auto'
 
 
 def test_ci_runs_the_second_command_as_it_stands() -> None:
