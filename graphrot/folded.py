@@ -198,7 +198,7 @@ def edit_operand(model: ir.Model, node: ir.Node, index: int, edit: Edit, names: 
     if isinstance(content, FoldedTensor):
         base, edits = content.base, content.edits
     else:
-        base = content if content is not None else ir.tensor(np.ascontiguousarray(read_constant(value)))
+        base = content if content is not None else ir.tensor(np.asarray(read_constant(value), order="C"))
         edits = ()
     name = unique_name(names, f"{(value.name or 'weight').partition('__rot')[0]}__rot")
     fresh = add_initializer(model, name, FoldedTensor(base, (*edits, edit), name))

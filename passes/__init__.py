@@ -5,6 +5,7 @@
 3. :class:`~graphrot.passes.fold_rotations.FoldRotations`
 4. :class:`~graphrot.passes.insert_online.InsertOnline`
 5. :class:`~graphrot.passes.share_table.ShareTable`
+6. :class:`~graphrot.passes.share_shapes.ShareShapes`
 
 Up to here every pass keeps the model's outputs. The quantizing passes follow.
 """
@@ -15,10 +16,18 @@ from graphrot.passes.base import GraphPass, PassReport
 from graphrot.passes.fold_gains import FoldGains
 from graphrot.passes.fold_rotations import FoldRotations
 from graphrot.passes.insert_online import InsertOnline
+from graphrot.passes.share_shapes import ShareShapes
 from graphrot.passes.share_table import ShareTable
 from graphrot.passes.tie_table import TieTable
 
-ROTATION_PASSES: tuple[type[GraphPass], ...] = (TieTable, FoldGains, FoldRotations, InsertOnline, ShareTable)
+ROTATION_PASSES: tuple[type[GraphPass], ...] = (
+    TieTable,
+    FoldGains,
+    FoldRotations,
+    InsertOnline,
+    ShareTable,
+    ShareShapes,
+)
 
 __all__ = [
     "ROTATION_PASSES",
@@ -27,6 +36,7 @@ __all__ = [
     "GraphPass",
     "InsertOnline",
     "PassReport",
+    "ShareShapes",
     "ShareTable",
     "TieTable",
 ]
