@@ -28,11 +28,16 @@ from graphrot.quant.rtn import round_to
 DAMPING = 0.01
 """Added to the diagonal of ``H``, as a fraction of its mean."""
 
-BLOCK = 64
+BLOCK = 128
 """Input channels whose corrections are applied one by one; those of earlier blocks come as one matmul."""
 
-ACT_ORDER = False
-"""Whether channels with large inputs are rounded first."""
+ACT_ORDER_SPREAD = 10.0
+"""Channels with large inputs are rounded first where the largest mean square is over this many medians.
+
+Such an order helps where few channels carry the energy, and costs accuracy where a rotation has spread it
+(SmolLM2-135M, 4 bits per channel, 8-bit activations: perplexity 33 instead of 41 before rotation, 21.2
+instead of 20.0 after). Rotated inputs lie below 8, unrotated ones above 12, with few exceptions.
+"""
 
 ROWS = 2048
 """Output channels solved together; bounds the scratch memory."""
@@ -57,7 +62,7 @@ class Factor:
     added: float
 
 
-def factorize(hessian: np.ndarray, *, damping: float = DAMPING, act_order: bool = ACT_ORDER) -> Factor:
+def factorize(hessian: np.ndarray, *, damping: float = DAMPING, act_order: bool | None = None) -> Factor:
     """Factor the second moment of a layer's inputs.
 
     Input channels that were always zero get a 1 on the diagonal: they are rounded to nearest and
@@ -66,7 +71,7 @@ def factorize(hessian: np.ndarray, *, damping: float = DAMPING, act_order: bool 
     Args:
         hessian: ``[K, K]`` symmetric float64 ``X.T X``, any scale; it is not changed.
         damping: fraction of the mean (live) diagonal that is added to the diagonal.
-        act_order: round channels with large inputs first.
+        act_order: round channels with large inputs first; None: by :data:`ACT_ORDER_SPREAD`.
 
     Raises:
         InputRefused: the matrix has numbers that are not finite, or no damping makes it definite.
@@ -80,6 +85,8 @@ def factorize(hessian: np.ndarray, *, damping: float = DAMPING, act_order: bool 
     diagonal = np.diagonal(hessian).copy()
     live = diagonal > 0
     mean = float(diagonal[live].mean()) if live.any() else 1.0
+    if act_order is None:
+        act_order = bool(live.any() and diagonal.max() > ACT_ORDER_SPREAD * np.median(diagonal[live]))
     order = np.argsort(-diagonal, kind="stable") if act_order else np.arange(diagonal.size)
     # H = R R.T with R upper triangular is the Cholesky factor of H with rows and columns reversed.
     work = hessian[np.ix_(order[::-1], order[::-1])]
@@ -173,7 +180,7 @@ def gptq_many(
     grid: WeightGrid,
     *,
     damping: float = DAMPING,
-    act_order: bool = ACT_ORDER,
+    act_order: bool | None = None,
 ) -> list[QuantizedTensor]:
     """Quantize weights that share their inputs.
 
@@ -185,7 +192,7 @@ def gptq_many(
         hessian: ``[K, K]`` float64 second moment of the inputs, ``X.T X``; it is not changed.
         grid: the grid; groups are fixed before channels are reordered.
         damping: fraction of the mean diagonal that is added to the diagonal.
-        act_order: round channels with large inputs first.
+        act_order: round channels with large inputs first; None: by :data:`ACT_ORDER_SPREAD`.
 
     Returns:
         One tensor per weight; ``error`` is ``sqrt(tr(E H E.T) / tr(W H W.T))``.
