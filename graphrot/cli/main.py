@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -13,13 +14,18 @@ from graphrot.cli.evaluate import evaluate
 from graphrot.cli.generate import generate
 from graphrot.cli.inspect import inspect
 from graphrot.cli.verify import verify
-from graphrot.errors import GraphrotError
+from graphrot.errors import EnvironmentProblem, GraphrotError
 
 _ClickUsageError = typer.BadParameter.__mro__[1]
 """Typer carries its own copy of Click from 0.2x on; this is the class of whichever copy it uses."""
 EXIT_USAGE = 2
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
+
+EXTRAS = {"onnxruntime": "cpu", "torch": "hf", "transformers": "hf"}
+"""Optional packages, and the extra that brings each."""
+
+_MACHINE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS})
 
 COMMANDS = (("convert", convert), ("inspect", inspect), ("verify", verify), ("eval", evaluate), ("generate", generate))
 
@@ -56,7 +62,7 @@ def _root(
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run one command line and return its exit code; nothing escapes but ``SystemExit`` of ``--help``.
+    """Run one command line.
 
     Returns:
         0 done; 1 a check failed; 2 usage; 3 input refused; 4 environment; 70 a defect of graphrot;
@@ -64,28 +70,50 @@ def run(arguments: list[str] | None = None) -> int:
     """
     try:
         result = typer.main.get_command(app).main(args=arguments, prog_name="graphrot", standalone_mode=False)
-    except GraphrotError as error:
-        _say(f"{error.label}: {error}")
-        return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         _say("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:  # whatever is left: a usage error of Click, or a defect
-        if isinstance(error, _ClickUsageError):
-            _say(f"usage: {_message(error)}\n  do:    see graphrot --help, or graphrot COMMAND --help")
-            return EXIT_USAGE
-        if os.environ.get("GRAPHROT_DEBUG"):
-            traceback.print_exc()
-        _say(
-            f"internal error: {type(error).__name__}: {error}\n"
-            "  why:   this is a defect of graphrot, not of your input\n"
-            "  do:    run again with GRAPHROT_DEBUG=1 and report the traceback"
-        )
-        return EXIT_INTERNAL
+    except Exception as error:
+        return _explain(error)
     return result if isinstance(result, int) else 0
+
+
+def _explain(error: Exception) -> int:
+    """Say on stderr what went wrong; returns the exit code."""
+    known = _environment(error) or error
+    if isinstance(known, GraphrotError):
+        _say(f"{known.label}: {known}")
+        return known.exit_code
+    if isinstance(error, _ClickUsageError):
+        _say(f"usage: {_message(error)}\n  do:    see graphrot --help, or graphrot COMMAND --help")
+        return EXIT_USAGE
+    if os.environ.get("GRAPHROT_DEBUG"):
+        traceback.print_exception(error)
+    _say(
+        f"internal error: {type(error).__name__}: {error}\n"
+        "  why:   this is a defect of graphrot, not of your input\n"
+        "  do:    run again with GRAPHROT_DEBUG=1 and report the traceback"
+    )
+    return EXIT_INTERNAL
+
+
+def _environment(error: Exception) -> EnvironmentProblem | None:
+    """Errors of the machine, wherever they arise: a missing package, a full disk, a permission, memory."""
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        return EnvironmentProblem(
+            f"The package {error.name!r} is not installed", do=f"pip install 'graphrot[{EXTRAS[error.name]}]'"
+        )
+    if isinstance(error, OSError) and error.errno in _MACHINE_ERRORS:
+        where = None if error.filename is None else str(error.filename)
+        return EnvironmentProblem(
+            "A file could not be written or read", where=where, why=error.strerror, do="check space and permissions"
+        )
+    if isinstance(error, MemoryError):
+        return EnvironmentProblem("There is not enough memory", why=str(error) or None, do="close other programs")
+    return None
 
 
 def _message(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,29 @@ def test_errors_become_exit_codes(
     out, err = capsys.readouterr()
     assert out == ""
     assert err == f"{error.label}: Something is off\n  where: here\n  why:   because\n  do:    that\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime"), "pip install 'graphrot[cpu]'"),
+        (ModuleNotFoundError("No module named 'torch'", name="torch"), "pip install 'graphrot[hf]'"),
+        (OSError(errno.ENOSPC, "No space left on device", "weights.bin"), "No space left on device"),
+        (MemoryError("Unable to allocate 9 GiB"), "There is not enough memory"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_machine_is_to_blame(
+    error: Exception, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(sys.modules["graphrot.convert"], "convert", fail)
+    assert run(["convert", "demo", "-o", "x"]) == 4
+    err = capsys.readouterr().err
+    assert err.startswith("environment: ")
+    assert words in err
 
 
 def test_a_defect_gives_a_short_message(
