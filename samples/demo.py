@@ -110,6 +110,7 @@ def convert(
         output=output,
         recipe=options.recipe,
         rotations=rotations,
+        certificate="off" if rotations is None else "full",  # nothing to certify without a rotation
         tokenizer=source.tokenizer_dir,
         force=True,
         progress=bars,

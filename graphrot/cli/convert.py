@@ -23,23 +23,62 @@ def convert(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write, or X.onnx.")],
     recipe: Annotated[str, typer.Option(help="Name, or a YAML or JSON file.")] = DEFAULT_RECIPE,
     rotations: Annotated[
-        str | None, typer.Option(metavar="hadamard|random|block-hadamard|none", rich_help_panel=_RECIPE)
+        str | None,
+        typer.Option(
+            metavar="hadamard|random|block-hadamard|none",
+            help="Matrices of the folded rotations.",
+            rich_help_panel=_RECIPE,
+        ),
     ] = None,
-    only: Annotated[str | None, typer.Option(metavar="R1,R2,R3,R4", rich_help_panel=_RECIPE)] = None,
-    seed: Annotated[int | None, typer.Option(rich_help_panel=_RECIPE)] = None,
-    weights: Annotated[str | None, typer.Option(metavar="none|int8|int4", rich_help_panel=_RECIPE)] = None,
-    group: Annotated[str | None, typer.Option(metavar="channel|32|64|128", rich_help_panel=_RECIPE)] = None,
-    symmetric: Annotated[bool | None, typer.Option("--symmetric/--asymmetric", rich_help_panel=_RECIPE)] = None,
-    embedding: Annotated[str | None, typer.Option(metavar="none|int8|int4", rich_help_panel=_RECIPE)] = None,
-    head: Annotated[str | None, typer.Option(metavar="none|int8|int4", rich_help_panel=_RECIPE)] = None,
-    activations: Annotated[str | None, typer.Option(metavar="none|int8|int4", rich_help_panel=_RECIPE)] = None,
-    kv: Annotated[str | None, typer.Option(metavar="none|int8|int4", rich_help_panel=_RECIPE)] = None,
-    solver: Annotated[str | None, typer.Option(metavar="rtn|clip|gptq", rich_help_panel=_RECIPE)] = None,
-    target: Annotated[str | None, typer.Option(metavar="portable|ort", rich_help_panel=_RECIPE)] = None,
-    provider: Annotated[str | None, typer.Option(metavar="cpu", rich_help_panel=_RECIPE)] = None,
-    dtype: Annotated[str | None, typer.Option(metavar="float32", rich_help_panel=_RECIPE)] = None,
-    kernels: Annotated[str | None, typer.Option(metavar="ort", rich_help_panel=_RECIPE)] = None,
-    certificate: Annotated[str | None, typer.Option(metavar="full|off", rich_help_panel=_RECIPE)] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="R1,R2,R3,R4", help="Rotate these sites only.", rich_help_panel=_RECIPE)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of signs and random matrices.", rich_help_panel=_RECIPE)
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(metavar="none|int8|int4", help="Weights of the linears.", rich_help_panel=_RECIPE)
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(metavar="channel|32|64|128", help="Weights that share a scale.", rich_help_panel=_RECIPE),
+    ] = None,
+    symmetric: Annotated[
+        bool | None,
+        typer.Option("--symmetric/--asymmetric", help="Grids without or with zero points.", rich_help_panel=_RECIPE),
+    ] = None,
+    embedding: Annotated[
+        str | None, typer.Option(metavar="none|int8|int4", help="The embedding table.", rich_help_panel=_RECIPE)
+    ] = None,
+    head: Annotated[
+        str | None, typer.Option(metavar="none|int8|int4", help="The LM head.", rich_help_panel=_RECIPE)
+    ] = None,
+    activations: Annotated[
+        str | None,
+        typer.Option(metavar="none|int8|int4", help="Inputs of the linears, per token.", rich_help_panel=_RECIPE),
+    ] = None,
+    kv: Annotated[
+        str | None, typer.Option(metavar="none", help="The key/value cache.", rich_help_panel=_RECIPE)
+    ] = None,
+    solver: Annotated[
+        str | None, typer.Option(metavar="rtn|clip|gptq", help="How weights are rounded.", rich_help_panel=_RECIPE)
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="portable|ort", help="Which operators to write.", rich_help_panel=_RECIPE)
+    ] = None,
+    provider: Annotated[
+        str | None, typer.Option(metavar="cpu", help="Where the model will run.", rich_help_panel=_RECIPE)
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="float32", help="What stays float.", rich_help_panel=_RECIPE)
+    ] = None,
+    kernels: Annotated[
+        str | None, typer.Option(metavar="ort", help="Whose matmuls to use.", rich_help_panel=_RECIPE)
+    ] = None,
+    certificate: Annotated[
+        str | None,
+        typer.Option(metavar="full|off", help="Compare the rotated model with its source.", rich_help_panel=_RECIPE),
+    ] = None,
     calibration: Annotated[
         Path | None, typer.Option(help="Text for gptq (default: Python's own help topics).", rich_help_panel=_FILES)
     ] = None,
@@ -57,7 +96,7 @@ def convert(
 ) -> None:
     """Rotate SOURCE, quantize it, check it, and write the result.
 
-    Options replace the recipe's fields; a contradiction is refused.
+    Options replace fields of the recipe; contradictions are refused.
     """
     from graphrot.convert import convert as run
 

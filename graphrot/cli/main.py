@@ -9,12 +9,13 @@ import traceback
 
 import typer
 
+import graphrot
 from graphrot.cli.convert import convert
 from graphrot.cli.evaluate import evaluate
 from graphrot.cli.generate import generate
 from graphrot.cli.inspect import inspect
 from graphrot.cli.verify import verify
-from graphrot.errors import EnvironmentProblem, GraphrotError
+from graphrot.errors import EnvironmentProblem, GraphrotError, UsageError
 
 _ClickUsageError = typer.BadParameter.__mro__[1]
 """Typer carries its own copy of Click from 0.2x on; this is the class of whichever copy it uses."""
@@ -35,7 +36,7 @@ app = typer.Typer(
     invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _name, _function in COMMANDS:
@@ -44,9 +45,7 @@ for _name, _function in COMMANDS:
 
 def _version(value: bool) -> None:
     if value:
-        from importlib.metadata import version
-
-        typer.echo(version("graphrot"))
+        typer.echo(graphrot.__version__)
         raise typer.Exit
 
 
@@ -57,8 +56,7 @@ def _root(
 ) -> None:
     """Rotate ONNX transformers and quantize them to 4 bits."""
     if context.invoked_subcommand is None:
-        _say(context.get_help())
-        raise typer.Exit(EXIT_USAGE)
+        raise UsageError(f"Name a command: {', '.join(name for name, _ in COMMANDS)}", do="see graphrot --help")
 
 
 def run(arguments: list[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import graphrot.convert
+import graphrot
 from graphrot.cli import main
 from graphrot.cli.main import COMMANDS, run
 from graphrot.errors import CheckFailed, EnvironmentProblem, GraphrotError, InputRefused, UsageError
@@ -29,7 +29,12 @@ def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None
     assert run([]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "convert" in err
+    assert err.startswith("usage: Name a command: convert, inspect")
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == graphrot.__version__
 
 
 @pytest.mark.parametrize(
