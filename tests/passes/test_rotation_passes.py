@@ -178,7 +178,10 @@ def test_passes_are_idempotent_and_keep_the_signature(exported: Path, name: str)
 
 
 def _shape_of(model: ir.Model) -> list[str]:
-    return [f"{n.op_type}({','.join(i.name or '' for i in n.inputs if i is not None)})->{n.outputs[0].name}" for n in model.graph]
+    return [
+        f"{n.op_type}({','.join(i.name or '' for i in n.inputs if i is not None)})->{n.outputs[0].name}"
+        for n in model.graph
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -187,7 +190,9 @@ def test_each_kind_alone(exported: Path, kind: str) -> None:
         model, facts = _source(exported, name)
         plan = _plan(facts, kinds=(kind,))
         assert plan.rotations
-        assert (kind == "R1") == bool(plan.gain_folds) or name == "gpt2", "gains are folded only where a rotation needs it"
+        assert (kind == "R1") == bool(plan.gain_folds) or name == "gpt2", (
+            "gains are folded only where a rotation needs it"
+        )
         assert _relative(_logits(_apply(model, plan)), _logits(model)) <= TOLERANCE
 
 
