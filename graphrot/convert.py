@@ -115,6 +115,13 @@ def convert(
     replayed = None if plan is None else load_plan(Path(plan))
     if replayed is not None:
         wanted = _follow(replayed, wanted, overrides)
+    if calibration is not None and wanted.solver != "gptq" and wanted.certificate is None:
+        raise UsageError(
+            "Nothing would read the calibration text",
+            where="--calibration",
+            why=f"the solver is {wanted.solver or 'none'} and the certificate is off",
+            do="leave it out, or use --solver gptq",
+        )
     target = None if output is None else Path(output)
     if target is not None:
         refuse_target(target, force=force)
@@ -169,6 +176,8 @@ def _follow(plan: RotationPlan, recipe: Recipe, overrides: Mapping[str, Any]) ->
                 do="leave one of the two out",
             )
     same = {name: plan.recipe[name] for name in fields if name in plan.recipe}
+    if same.get("rotations", "") is None:
+        same = {"rotations": None}
     followed = resolve_recipe(recipe, name=recipe.name, **same)
     if plan.tie is not None and followed.embedding != followed.head:
         raise UsageError(

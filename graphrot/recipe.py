@@ -198,6 +198,8 @@ def resolve_recipe(spec: str | Path | Mapping[str, Any] | Recipe | None = None, 
         merged = {**_WITH_WEIGHTS, **merged}
     elif "weights" in given:
         merged = {key: value for key, value in merged.items() if key not in _WITH_WEIGHTS or key in given}
+    if given.get("seed") is not None and merged.get("rotations", "") is None:
+        raise _refuse("'seed' is for rotations, but rotations are none", "seed", "give one of the two")
     if "rotations" in given and given["rotations"] is None and "only" not in given:
         merged.pop("only", None)
     merged.setdefault("name", f"{name.rstrip('+')}+" if given else name)

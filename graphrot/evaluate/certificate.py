@@ -88,8 +88,9 @@ def _measure(
 ) -> Certificate:
     tolerance = TOLERANCE[dtype]
     decoder = _open(source, dtype)
-    drawn = random_probes(decoder.vocabulary)
-    probes = [*drawn, *text_probes(text, limit=len(text))]
+    drawn = random_probes(decoder.vocabulary, batch=decoder.batch)
+    written = text_probes(text, limit=len(text)) if decoder.batch in (None, 1) else []
+    probes = [*drawn, *written]
     with Reference(decoder, probes, progress=progress, step="certificate: the source") as reference:
         del decoder
         found = reference.compare(_open(rotated, dtype), progress=progress, step="certificate: the rotated model")

@@ -78,12 +78,18 @@ def text_probes(tokens: Sequence[int] | np.ndarray, *, limit: int) -> list[Probe
     return [Probe(w[None], max(1, len(w) * 3 // 4)) for w in windows if len(w)]
 
 
-def random_probes(vocabulary: int, *, seed: int = 0) -> list[Probe]:
-    """Random tokens: one long row in two chunks, and a batch of two that ends with a single step."""
+def random_probes(vocabulary: int, *, batch: int | None = None, seed: int = 0) -> list[Probe]:
+    """Random tokens: one long row in two chunks, and a batch of two that ends with a single step.
+
+    Args:
+        vocabulary: token ids below it are drawn.
+        batch: the only batch that both models take; None: any.
+        seed: of the draw.
+    """
     rng = np.random.default_rng(seed)
     return [
-        Probe(rng.integers(0, vocabulary, (1, 48)), 32),
-        Probe(rng.integers(0, vocabulary, (2, 24)), 23),
+        Probe(rng.integers(0, vocabulary, (batch or 1, 48)), 32),
+        Probe(rng.integers(0, vocabulary, (batch or 2, 24)), 23),
     ]
 
 

@@ -124,6 +124,12 @@ class DecoderSession:
         return bool(self._caches)
 
     @property
+    def batch(self) -> int | None:
+        """The batch that the file is fixed to, or None where any will do."""
+        fixed = self._inputs[_TOKENS].shape[0]
+        return fixed if isinstance(fixed, int) else None
+
+    @property
     def vocabulary(self) -> int:
         """Number of logits; token ids below it are valid."""
         if self._vocabulary is None:

@@ -52,7 +52,7 @@ def verify(
         InputRefused: a file is no decoder, the logits' shapes differ, or there is no tokenizer for the text.
     """
     first = open_decoder(a)
-    probes = random_probes(first.vocabulary)
+    probes = random_probes(first.vocabulary, batch=first.batch)
     if text is not None:
         probes += text_probes(encode_file(text, tokenizer, beside=(a, b), limit=TEXT_TOKENS), limit=TEXT_TOKENS)
     with Reference(first, probes, progress=progress, step="verify: the first model") as reference:

@@ -243,6 +243,30 @@ def test_gptq_without_a_tokenizer_is_refused_before_work_starts(tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
+def test_a_text_needs_a_reader(source: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["convert", str(source), "-o", str(tmp_path / "out"), "--calibration"]
+    assert run([*command, str(text), "--solver", "clip", "--certificate", "off"]) == 2
+    assert "Nothing would read the calibration text" in capsys.readouterr().err
+    assert run([*command, "absent.txt"]) == 3
+    assert "There is no such text file" in capsys.readouterr().err
+    assert run(["convert", str(tiny_onnx("llama")), *command[2:], str(text), "--solver", "rtn"]) == 3
+    assert "There is no tokenizer" in capsys.readouterr().err
+
+
+def test_a_model_of_one_fixed_batch(tmp_path: Path) -> None:
+    """Its certificate and its checks run with that batch."""
+    model = ir.load(tiny_onnx("llama"))
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        assert value.shape is not None
+        value.shape = ir.Shape([1, *value.shape[1:]])
+    path = tmp_path / "one.onnx"
+    ir.save(model, path, external_data="one.onnx.data")
+    result = graphrot.convert(path, recipe="rotate-only")
+    assert result.certificate is not None
+    assert result.certificate.relative <= 1e-12
+    assert graphrot.verify(path, path).ok
+
+
 def test_a_plan_can_be_replayed(
     source: Path, rotated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,6 +278,12 @@ def test_a_plan_can_be_replayed(
     capsys.readouterr()
     assert run([*command, "--force", "--seed", "3"]) == 2
     assert "--seed and --plan contradict each other" in capsys.readouterr().err
+    unrotated = tmp_path / "none.onnx"
+    plain = ["convert", str(source), "-o", str(unrotated), "--solver", "rtn"]
+    assert run([*plain, "--rotations", "none"]) == 0
+    assert run([*plain, "--plan", str(tmp_path / "none.plan.json"), "--force"]) == 0
+    assert json.loads((tmp_path / "none.graphrot.json").read_text())["plan"]["rotations"] == []
+    capsys.readouterr()
     other = ["convert", str(tiny_onnx("qwen2")), "-o", str(tmp_path / "x"), "--solver", "clip", "--plan", str(plan)]
     assert run(other) == 2
     assert "made for another source" in capsys.readouterr().err
@@ -317,6 +347,7 @@ def test_nothing_is_left_behind_after_a_failure(source: Path, tmp_path: Path, mo
         ["--recipe", "w4a16", "--solver", "rtn"],
         ["--recipe", "w4a16", "--asymmetric", "--solver", "clip"],
         ["--weights", "int8", "--solver", "rtn"],
+        ["--weights", "int8", "--group", "64", "--solver", "clip"],
         ["--weights", "none", "--activations", "int4"],
         ["--weights", "int4", "--group", "64", "--activations", "int4", "--solver", "rtn", "--head", "none"],
         ["--solver", "rtn", "--embedding", "none", "--head", "none"],

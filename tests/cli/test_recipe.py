@@ -87,6 +87,7 @@ def test_every_named_recipe_is_valid_or_says_why_not(name: str) -> None:
         ({"weights": "int3"}, "not valid"),
         ({"group": 48}, "not valid"),
         ({"seed": -1}, "not valid"),
+        ({"rotations": "none", "seed": 3}, "'seed' is for rotations, but rotations are none"),
         ({"colour": "red"}, "not valid"),
     ],
 )
