@@ -18,6 +18,7 @@ from graphrot.cli.main import run
 from graphrot.errors import CheckFailed, InputRefused, UsageError
 from graphrot.evaluate.session import open_decoder
 from tests.exported import tiny_onnx, write_tokenizer
+from tests.tiny import tiny
 
 MANIFEST_KEYS = {
     "graphrot_version", "source", "recipe", "plan", "certificate", "sizes", "quantized", "cache", "seconds", "versions",
@@ -108,6 +109,18 @@ def test_the_folder_is_complete(converted: Path, source: Path) -> None:
     assert set(properties) >= METADATA
     assert properties["graphrot.online"] == "R4.0,R4.1"
     assert json.loads(properties["graphrot.recipe"])["name"] == "w4a8"
+
+
+def test_from_a_hugging_face_folder(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, output = tmp_path / "tiny-qwen2", tmp_path / "out"
+    tiny("qwen2").save_pretrained(folder)
+    write_tokenizer(folder)
+    code, manifest, err = call(["convert", str(folder), "-o", str(output), "--calibration", str(text)], capsys)
+    assert code == 0, err
+    assert (manifest["source"]["kind"], manifest["source"]["name"]) == ("hf", "tiny-qwen2")
+    assert manifest["certificate"]["dtype"] == "float64"
+    assert (output / "tokenizer.json").exists()
+    assert call(["generate", str(output), "--prompt", "It was", "--max-new-tokens", "3"], capsys)[0] == 0
 
 
 def test_inputs_and_outputs_stay(converted: Path, rotated: Path, source: Path) -> None:
