@@ -165,12 +165,12 @@ def exact_numbers(value: ir.Value) -> np.ndarray:
 
 def exact_sample(value: ir.Value, axis: int, *, count: int = 257) -> np.ndarray:
     """About ``count`` evenly spaced slices along ``axis`` (which no edit may touch), in float64."""
-    assert value.shape is not None
-    step = max(1, int(value.shape.numpy()[axis]) // count)
+    content = value.const_value
+    folded = content if isinstance(content, FoldedTensor) else None
+    numbers = folded.base.numpy() if folded is not None else read_constant(value)
+    step = max(1, numbers.shape[axis] // count)
     part = (slice(None),) * axis + (slice(None, None, step),)
-    if isinstance(value.const_value, FoldedTensor):
-        return value.const_value.exact(part)
-    return read_constant(value)[part].astype(np.float64)
+    return folded.exact(part) if folded is not None else numbers[part].astype(np.float64)
 
 
 def edit_operand(model: ir.Model, node: ir.Node, index: int, edit: Edit, names: set[str]) -> ir.Value:

@@ -28,7 +28,7 @@ from graphrot.graph import (
 from graphrot.passes.base import GraphPass, record_provenance
 
 SHIFT_BIAS = "graphrot.shift_bias"
-"""``node.meta`` key: first output of the Add that was put behind a matmul for a folded shift."""
+"""``node.meta`` key of a matmul: ``(first output, input)`` of the bias that took up a folded shift."""
 
 
 class FoldGains(GraphPass):
@@ -38,7 +38,7 @@ class FoldGains(GraphPass):
        gain may be shared between norms, and is left alone by others).
     2. ``mul``: the Mul, and the Add of the shift behind it, are bypassed and removed.
     3. Consumers: ``W[p] *= gain[index(p)]``; the shift goes into the bias of a Gemm, of the Add that
-       follows a MatMul, or into a new Add.
+       follows a matmul, or into a new Add.
     """
 
     def apply(self, model: ir.Model, done: set[str]) -> None:
@@ -126,29 +126,31 @@ def _bypass(model: ir.Model, node: ir.Node, constant_input: int) -> None:
 
 
 def _add_bias(model: ir.Model, node: ir.Node, extra: np.ndarray, names: set[str]) -> None:
-    edit = Shift(0, tuple(float(e) for e in extra.reshape(-1)))
-    if node.op_type == "Gemm":
-        if len(node.inputs) > 2 and node.inputs[2] is not None:
-            bias = node.inputs[2]
-            if is_constant(bias) and read_constant(bias).shape == extra.shape:
-                edit_operand(model, node, 2, edit, names)
-                return
-        elif node.attributes.get("beta") is None or node.attributes["beta"].as_float() == 1.0:
-            fresh = add_initializer(
-                model, unique_name(names, f"{node.outputs[0].name}__shift"), _as_weight(node, extra)
-            )
-            node.resize_inputs(3)
-            node.replace_input_with(2, fresh)
-            return
+    """Add a vector to a matmul's output: in the bias that is there, else in a new one."""
+    place = _bias_place(node, extra)
+    if place is None:
+        place = _insert_add(model, node, extra, names)
+    else:
+        holder, index = place
+        edit_operand(model, holder, index, Shift(0, tuple(float(e) for e in extra.reshape(-1))), names)
+    node.meta[SHIFT_BIAS] = (place[0].outputs[0].name, place[1])
+
+
+def _bias_place(node: ir.Node, extra: np.ndarray) -> tuple[ir.Node, int] | None:
+    """The constant bias of a Gemm, or of the Add that is a matmul's only reader, if it has the right shape."""
+    if node.op_type == "Gemm" and len(node.inputs) > 2 and node.inputs[2] is not None:
+        plain = "beta" not in node.attributes or node.attributes["beta"].as_float() == 1.0
+        return (node, 2) if plain and _is_vector(node.inputs[2], extra) else None
     output = node.outputs[0]
     users = list(output.uses())
     if len(users) == 1 and users[0].node.op_type == "Add" and not output.is_graph_output():
-        add, position = users[0].node, users[0].idx
-        other = add.inputs[1 - position]
-        if other is not None and is_constant(other) and read_constant(other).shape == extra.shape:
-            edit_operand(model, add, 1 - position, edit, names)
-            return
-    _insert_add(model, node, extra, names)
+        add, index = users[0].node, 1 - users[0].idx
+        return (add, index) if _is_vector(add.inputs[index], extra) else None
+    return None
+
+
+def _is_vector(value: ir.Value | None, like: np.ndarray) -> bool:
+    return value is not None and is_constant(value) and read_constant(value).shape == like.shape
 
 
 def _as_weight(node: ir.Node, array: np.ndarray) -> np.ndarray:
@@ -156,7 +158,7 @@ def _as_weight(node: ir.Node, array: np.ndarray) -> np.ndarray:
     return array.astype(read_constant(weight).dtype)
 
 
-def _insert_add(model: ir.Model, node: ir.Node, extra: np.ndarray, names: set[str]) -> None:
+def _insert_add(model: ir.Model, node: ir.Node, extra: np.ndarray, names: set[str]) -> tuple[ir.Node, int]:
     output = node.outputs[0]
     bias = add_initializer(model, unique_name(names, f"{output.name}__shift"), _as_weight(node, extra))
     add = ir.node("Add", [output, bias], name=unique_name(names, f"{output.name}__add_shift"))
@@ -171,4 +173,4 @@ def _insert_add(model: ir.Model, node: ir.Node, extra: np.ndarray, names: set[st
     output.replace_all_uses_with(result, replace_graph_outputs=True)
     add.replace_input_with(0, output)
     model.graph.insert_after(node, add)
-    node.meta[SHIFT_BIAS] = result.name
+    return add, 1

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from graphrot.analysis.types import Facts, GainFold, RotationSpace, SpaceKind, TiedHead
+from graphrot.analysis.types import Facts, GainFold, Refusal, RotationSpace, SpaceKind, TiedHead
 from graphrot.plan.tie import matrix_name, redirect, touches_head
 from graphrot.plan.types import MatrixRef, Rotation, RotationPlan
 from graphrot.rotation.orthogonal import choose_matrix
@@ -51,9 +51,14 @@ def build_plan(facts: Facts, request: PlanRequest, *, source_hash: str) -> Rotat
         carried along.
     """
     rotations: list[Rotation] = []
+    refusals = [refusal for refusal in facts.refused if refusal.kind in request.kinds]
     if request.rotations is not None:
         for space in facts.spaces:
-            if space.kind in request.kinds:
+            if space.kind not in request.kinds:
+                continue
+            if space.placement == "online" and space.mean_preserving:
+                refusals.append(_mean_refusal(space))
+            else:
                 rotations.append(Rotation(space=space, matrix=_matrix(space, request), placement=space.placement))
     gains = _needed_gains(facts.gains, rotations)
     tie = _keep_tied(facts.tied, request, rotations, gains)
@@ -67,10 +72,20 @@ def build_plan(facts: Facts, request: PlanRequest, *, source_hash: str) -> Rotat
         recipe=request.recipe,
         gain_folds=gains,
         rotations=taken,
-        refusals=tuple(r for r in facts.refused if r.kind in request.kinds),
+        refusals=tuple(refusals),
         tie=tie,
         tie_matrix=matrix,
         untie=facts.tied is not None and tie is None,
+    )
+
+
+def _mean_refusal(space: RotationSpace) -> Refusal:
+    return Refusal(
+        kind=space.kind,
+        node=space.online[0].tensor,
+        op=space.online[0].op,
+        reason="a LayerNorm reads these channels, and a fast transform does not keep their mean",
+        change="an RMSNorm in its place",
     )
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
-from pathlib import Path
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -12,35 +11,27 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from tests.tiny import TINY_NAMES, VOCAB, tiny
 
 from graphrot.analysis.analyze import analyze
 from graphrot.analysis.types import Facts
 from graphrot.evaluate.double import to_double
 from graphrot.folded import materialize
-from graphrot.model.export import export_decoder
 from graphrot.passes import ROTATION_PASSES, FoldGains, FoldRotations, InsertOnline, ShareTable, TieTable
 from graphrot.passes.base import PROVENANCE, GraphPass
 from graphrot.plan.build import PlanRequest, build_plan
 from graphrot.plan.serialize import plan_from_json, plan_to_json
 from graphrot.plan.types import RotationPlan
+from tests.exported import tiny_onnx
+from tests.tiny import TINY_NAMES, VOCAB
 
 KINDS = ("R1", "R2", "R3", "R4")
 TOLERANCE = 1e-10
 """Relative to the largest logit; float64 rounding through two layers stays far below."""
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    for name in TINY_NAMES:
-        export_decoder(tiny(name), folder / f"{name}.onnx")
-    return folder
-
-
-@lru_cache(maxsize=None)
-def _source(folder: Path, name: str) -> tuple[ir.Model, Facts]:
-    model = to_double(ir.load(folder / f"{name}.onnx"))
+@cache
+def _source(name: str) -> tuple[ir.Model, Facts]:
+    model = to_double(ir.load(tiny_onnx(name)))
     return model, analyze(model)
 
 
@@ -93,8 +84,8 @@ def _apply(model: ir.Model, plan: RotationPlan, passes: tuple[type[GraphPass], .
 
 
 @pytest.mark.parametrize("name", TINY_NAMES)
-def test_every_pass_keeps_the_logits(exported: Path, name: str) -> None:
-    model, facts = _source(exported, name)
+def test_every_pass_keeps_the_logits(name: str) -> None:
+    model, facts = _source(name)
     plan = _plan(facts)
     expected = _logits(model)
     rotated = model.clone()
@@ -108,8 +99,8 @@ def test_every_pass_keeps_the_logits(exported: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TINY_NAMES)
-def test_every_rotated_weight_changes(exported: Path, name: str) -> None:
-    model, facts = _source(exported, name)
+def test_every_rotated_weight_changes(name: str) -> None:
+    model, facts = _source(name)
     plan = _plan(facts)
     rotated = _apply(model, plan)
     before = {v.name: v for node in model.graph for v in node.outputs}
@@ -135,15 +126,15 @@ def _operand(values: dict[str | None, ir.Value], node: str, index: int) -> np.nd
 
 @pytest.mark.parametrize("name", TINY_NAMES)
 @pytest.mark.parametrize("rotations", ["random", "block-hadamard"])
-def test_other_matrices(exported: Path, name: str, rotations: Literal["random", "block-hadamard"]) -> None:
-    model, facts = _source(exported, name)
+def test_other_matrices(name: str, rotations: Literal["random", "block-hadamard"]) -> None:
+    model, facts = _source(name)
     plan = _plan(facts, rotations=rotations)
     assert _relative(_logits(_apply(model, plan)), _logits(model)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["llama_tied", "gpt2", "qwen3"])
-def test_an_untied_table(exported: Path, name: str) -> None:
-    model, facts = _source(exported, name)
+def test_an_untied_table(name: str) -> None:
+    model, facts = _source(name)
     assert facts.tied is not None
     plan = _plan(facts, bits=8)
     assert plan.untie and plan.tie is None
@@ -151,8 +142,8 @@ def test_an_untied_table(exported: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama_tied", "gpt2", "qwen3"])
-def test_a_tied_table_stays_one(exported: Path, name: str) -> None:
-    model, facts = _source(exported, name)
+def test_a_tied_table_stays_one(name: str) -> None:
+    model, facts = _source(name)
     plan = _plan(facts)
     assert plan.tie is not None and plan.tie_matrix is not None
     rotated = _apply(model, plan)
@@ -163,8 +154,8 @@ def test_a_tied_table_stays_one(exported: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TINY_NAMES)
-def test_passes_are_idempotent_and_keep_the_signature(exported: Path, name: str) -> None:
-    model, facts = _source(exported, name)
+def test_passes_are_idempotent_and_keep_the_signature(name: str) -> None:
+    model, facts = _source(name)
     plan = _plan(facts)
     once = _apply(model, plan)
     text = _shape_of(once)
@@ -185,9 +176,9 @@ def _shape_of(model: ir.Model) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_alone(exported: Path, kind: str) -> None:
+def test_each_kind_alone(kind: str) -> None:
     for name in ("llama", "gpt2"):
-        model, facts = _source(exported, name)
+        model, facts = _source(name)
         plan = _plan(facts, kinds=(kind,))
         assert plan.rotations
         assert (kind == "R1") == bool(plan.gain_folds) or name == "gpt2", (
@@ -196,8 +187,8 @@ def test_each_kind_alone(exported: Path, kind: str) -> None:
         assert _relative(_logits(_apply(model, plan)), _logits(model)) <= TOLERANCE
 
 
-def test_online_transform_and_its_inverse_come_together(exported: Path) -> None:
-    model, facts = _source(exported, "llama")
+def test_online_transform_and_its_inverse_come_together() -> None:
+    model, facts = _source("llama")
     plan = _plan(facts, kinds=("R4",))
     untouched = _apply(model, plan, (TieTable, FoldGains, FoldRotations, ShareTable))
     assert not any(n.op_type == "HadamardTransform" for n in untouched.graph)
@@ -212,8 +203,8 @@ MUTANTS = ("producer", "consumer", "bias", "online", "gain")
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_plan_that_forgets_one_thing_changes_the_answers(exported: Path, mutant: str) -> None:
-    model, facts = _source(exported, "qwen2")
+def test_a_plan_that_forgets_one_thing_changes_the_answers(mutant: str) -> None:
+    model, facts = _source("qwen2")
     broken = _mutate(_plan(facts), mutant)
     assert _relative(_logits(_apply(model, broken)), _logits(model)) > 1e-4
 
@@ -243,8 +234,8 @@ def _mutate(plan: RotationPlan, mutant: str) -> RotationPlan:
     raise AssertionError(f"nothing to forget: {mutant}")
 
 
-def test_plans_survive_json(exported: Path) -> None:
+def test_plans_survive_json() -> None:
     for name in ("gpt2", "phi3"):
-        _, facts = _source(exported, name)
+        _, facts = _source(name)
         plan = _plan(facts)
         assert plan_from_json(plan_to_json(plan)) == plan
