@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from graphrot.analysis.analyze import analyze
 from graphrot.analysis.types import OnlineUse, Placement, RotationSpace
 from graphrot.errors import InputRefused
+from graphrot.evaluate.double import to_double
 from graphrot.folded import materialize
 from graphrot.passes import ROTATION_PASSES, FoldRotations
 from graphrot.plan.build import PlanRequest, build_plan
@@ -72,6 +73,7 @@ FORMS = ("no bias", "zero bias", "bias", "gemm", "gemm alpha", "gemm bias", "gem
 
 
 def _run(model: ir.Model) -> np.ndarray:
+    model = to_double(model)  # an online transform's function works in float32 otherwise
     session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
     return np.asarray(session.run(None, {"ids": np.arange(24).reshape(2, 12)})[0])
 
