@@ -16,7 +16,7 @@ from graphrot.analysis.visit import Visit
 def add(v: Visit) -> None:
     """Add, Sub and Sum of two.
 
-    1. plus a constant: the constant is a producer (bias); zeros change nothing; one number for all
+    1. plus a constant: the constant is a producer (bias); zeros change nothing (or the sign); one number for all
        channels passes if the matrix keeps the all-ones vector;
     2. plus one number per row: passes if the matrix keeps the all-ones vector;
     3. two tensors whose channels begin at opaque nodes, used only here: a cut (RoPE ends this way);
@@ -65,7 +65,8 @@ def _add_constant(v: Visit, labels: Labels, position: int) -> None:
         return
     numbers = v.number(position)
     if numbers is not None and numbers.size <= 1 << 20 and not numbers.any():
-        v.set(labels)
+        negated = position == 0 and v.node.op_type == "Sub"
+        v.set(labels.renamed(v.salt) if negated else labels)
         return
     if numbers is not None and numbers.size == 1 and any(labels.varies(d) for d in range(labels.rank)):
         v.mean(labels)
@@ -161,7 +162,7 @@ def _multiply_rows(v: Visit, labels: Labels, position: int) -> bool:
 def square(v: Visit) -> None:
     """Squares on their way into a sum; squares that go elsewhere (an activation) start new channels."""
     labels = v.labels(0)
-    if labels is None or labels.squared or not _only_summed(v, v.node):
+    if labels is None or labels.squared or labels.shape != v.output_shape() or not _only_summed(v, v.node):
         v.opaque()
         return
     v.set(labels.square(v.salt))

@@ -3,7 +3,7 @@
 A tensor carries two integer arrays of its own shape. ``ids`` names the *channel*: a number that was
 given out where the channel came into being (the output of a constant matmul, an embedding lookup, ...).
 ``copies`` names the *copy* (token, repeated head, ...). Two elements with the same id and the same copy
-always hold the same number.
+always hold the same number; within one tensor, no two elements have both in common.
 
 Most labels are constant along most axes, so arrays are kept as broadcast views (stride 0) where that
 is possible, and hashing works on the small array behind the view.
@@ -112,6 +112,21 @@ class Labels:
     def renamed(self, *parts: np.ndarray | int) -> Labels:
         """The same channels after an operation that changes their values: new copies."""
         return Labels(self.ids, combine(self.copies, *parts), self.squared)
+
+    def distinct(self, salt: int) -> Labels:
+        """Elements that stand here more than once, told apart: each repetition, in row-major order, is a copy
+        of its own."""
+        pairs = combine(self.ids, self.copies).reshape(-1)
+        order = np.argsort(pairs, kind="stable")
+        ordered = pairs[order]
+        starts = np.r_[True, ordered[1:] != ordered[:-1]] if ordered.size else np.zeros(0, dtype=bool)
+        if starts.all():
+            return self
+        places = np.arange(pairs.size)
+        turn = np.empty(pairs.size, dtype=np.int64)
+        turn[order] = places - np.maximum.accumulate(np.where(starts, places, 0))
+        turn = turn.reshape(self.shape)
+        return Labels(self.ids, np.where(turn > 0, combine(self.copies, turn, salt), self.copies), self.squared)
 
     def square(self, salt: int) -> Labels:
         return Labels(self.ids, combine(self.copies, salt), squared=True)

@@ -147,7 +147,7 @@ def _rows_only(bounds: Sequence[slice]) -> bool:
 
 
 def gather(v: Visit) -> None:
-    """1. rows of a constant table: new channels; 2. known index: taken; 3. index from data: same channels
+    """1. rows or columns of a constant table: new channels; 2. known index: taken; 3. index from data: same channels
     everywhere, or cut."""
     labels = v.labels(0)
     axis = v.integer("axis", 0)
@@ -156,6 +156,8 @@ def gather(v: Visit) -> None:
             v.opaque()
         elif len(v.shape_of_constant(0)) == 2 and axis == 0:
             _table(v)
+        elif len(v.shape_of_constant(0)) == 2 and axis in (1, -1) and v.shape_of_constant(0)[0] > 1:
+            v.source("table", axes=[0], operand=0, operand_axis=0)
         elif len(v.shape_of_constant(0)) >= 3 and axis == 0:
             _select(v)
         else:
@@ -164,7 +166,7 @@ def gather(v: Visit) -> None:
     axis %= labels.rank
     index = v.number(1)
     if index is not None:
-        v.set(labels.take(index, axis))
+        v.set(labels.take(index, axis).distinct(v.salt))
         return
     _pick(v, labels, [axis])
 
@@ -187,7 +189,7 @@ def gather_nd(v: Visit) -> None:
     if numbers is None or v.integer("batch_dims", 0):
         v.opaque("its index depends on data")
         return
-    v.set(labels[tuple(numbers[..., k] for k in range(numbers.shape[-1]))])
+    v.set(labels[tuple(numbers[..., k] for k in range(numbers.shape[-1]))].distinct(v.salt))
 
 
 def concat(v: Visit) -> None:
@@ -206,7 +208,7 @@ def concat(v: Visit) -> None:
     if along and any(p.varies(axis) for p in labelled) and any(_any_opaque(v, p) for p in labelled):
         v.opaque("it joins channels that do not come from one matmul")
         return
-    v.set(concatenate(labelled, axis))
+    v.set(concatenate(labelled, axis).distinct(v.salt))
 
 
 def _static(v: Visit, position: int, axis: int) -> bool:

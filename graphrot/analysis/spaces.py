@@ -53,6 +53,8 @@ class Site:
     contractions: list[ir.Node] = field(default_factory=list)
     mixed: bool = False
     mean: bool = False
+    broken: Consumer | None = None
+    """A consumer that does not read whole blocks: the site is lost."""
 
     @property
     def online(self) -> bool:
@@ -103,13 +105,18 @@ class Spaces:
             site_of.update(dict.fromkeys(members, site))
         for node, record in self.provenance.all_records():
             self._attach(site_of, node, record)
-        return [s for s in sites if s.readers or s.contractions]
+        for site in sites:
+            if site.broken is not None:
+                self._refuse_broken(site.kind(), site.broken)
+        return [s for s in sites if s.broken is None and (s.readers or s.contractions)]
 
     def _attach(self, site_of: Mapping[int, Site], node: ir.Node | None, record: Record) -> None:
         for consumer in record.consumers:
             reader = self._reader(consumer)
             for site in _distinct(site_of[b] for b in reader.groups):
                 site.readers.append(reader)
+                if not self._whole(reader, site):
+                    site.broken = site.broken or consumer
         for contraction in record.contractions:
             assert node is not None
             for site in self._touched(site_of, contraction.ids):
@@ -134,11 +141,18 @@ class Spaces:
         change = (np.diff(block[order]) != 0) | (np.diff(copies[order]) != 0)
         groups: dict[int, list[np.ndarray]] = defaultdict(list)
         for part in np.split(order, np.flatnonzero(change) + 1):
-            members = self.partition.blocks.get(int(block[part[0]]))
-            if members is not None:
-                assert np.array_equal(ids[part], members), "a block is incomplete where it is consumed"
+            if int(block[part[0]]) in self.partition.blocks:
                 groups[int(block[part[0]])].append(part)
         return Reader(consumer, dict(groups))
+
+    def _whole(self, reader: Reader, site: Site) -> bool:
+        """Every group of the site's blocks holds each channel of its block once."""
+        row = reader.consumer.labels.rows(reader.consumer.axis)[0].ids
+        return all(
+            np.array_equal(row[part], self.partition.blocks[block])
+            for block in site.blocks
+            for part in reader.groups.get(block, [])
+        )
 
     def _build(self, sites: Sequence[Site]) -> tuple[RotationSpace, ...]:
         """Merge sites of one role and number them in graph order."""
@@ -257,6 +271,12 @@ class Spaces:
                 reason="the channels that may rotate there are not equal blocks that tile the last axis, "
                 "so no online transform can stand behind it",
             )
+        )
+
+    def _refuse_broken(self, kind: SpaceKind, consumer: Consumer) -> None:
+        reason = "it does not read whole groups of the channels that would have to rotate together"
+        self.refused.append(
+            Refusal(kind=kind, node=node_name(consumer.node), op=consumer.node.op_type, reason=reason)
         )
 
     def _refuse_cache(self, kind: SpaceKind, sites: Sequence[Site]) -> None:
