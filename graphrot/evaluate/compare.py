@@ -26,6 +26,9 @@ in different bases differ by a few units in the last place for each layer (37 in
 a left-out inverse differs by the logit itself.
 """
 
+MASKED = 745.0
+"""A logit so far below the row's largest has probability ``exp(-745) = 0``, in float64 too."""
+
 WINDOW = 256
 """Tokens of one text probe; the last quarter runs as a second chunk on the model's own cache."""
 
@@ -49,8 +52,9 @@ class Probe:
 class Difference:
     """How far two models are apart.
 
-    ``scale`` is the largest magnitude of the reference's logits. ``gap`` is the largest distance between
-    the reference's first and second choice at a position where the two models choose differently.
+    ``scale`` is the largest magnitude of the reference's logits, forbidden ones aside. ``gap`` is the
+    largest distance between the reference's first and second choice at a position where the two models
+    choose differently.
     """
 
     max_abs: float
@@ -158,9 +162,9 @@ class _Tally:
 
     def add(self, reference: np.ndarray, logits: np.ndarray) -> None:
         for ours, theirs in zip(_rows(reference), _rows(logits), strict=True):
-            error = float(np.abs(theirs - ours).max())
-            self._max_abs = float("inf") if math.isnan(error) else max(self._max_abs, error)
-            self._scale = max(self._scale, float(np.abs(ours).max()))
+            live, error = _error(ours, theirs)
+            self._max_abs = max(self._max_abs, error)
+            self._scale = max(self._scale, float(np.abs(ours[live]).max(initial=0.0)))
             first = int(ours.argmax())
             same = first == int(theirs.argmax())
             self._agree += same
@@ -171,6 +175,29 @@ class _Tally:
 
     def result(self) -> Difference:
         return Difference(self._max_abs, self._scale, self._agree / max(self._tokens, 1), self._gap, self._tokens)
+
+
+def _error(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, float]:
+    """Which logits of a row count, and the largest difference among them.
+
+    A logit more than :data:`MASKED` below the row's largest has probability zero (padded and forbidden
+    entries of a vocabulary, often -1e9 or -inf). It says nothing about size or rounding of the others and
+    is left out, if the other model forbids it as well; if not, the error is infinite, as it is with NaN.
+    """
+    if np.isnan(ours).any() or np.isnan(theirs).any() or not np.isfinite(ours.max()) or not np.isfinite(theirs.max()):
+        return np.zeros(ours.shape, dtype=bool), math.inf
+    live, alive = ours > ours.max() - MASKED, theirs > theirs.max() - MASKED
+    both = live & alive
+    if (
+        not np.array_equal(live, alive)
+        and max(
+            float((ours - ours.max())[live & ~both].max(initial=-math.inf)),
+            float((theirs - theirs.max())[alive & ~both].max(initial=-math.inf)),
+        )
+        > -MASKED / 2
+    ):
+        return live, math.inf
+    return live, float(np.abs(theirs[both] - ours[both]).max(initial=0.0))
 
 
 def _rows(logits: np.ndarray) -> np.ndarray:

@@ -109,3 +109,39 @@ def test_different_vocabularies_cannot_be_compared() -> None:
 
 def test_the_tolerance_shrinks_with_the_type() -> None:
     assert TOLERANCE["float64"] < 1e-4 * TOLERANCE["float32"]
+
+
+def _tallied(ours: np.ndarray, theirs: np.ndarray) -> Difference:
+    class Fixed:
+        def __init__(self, logits: np.ndarray) -> None:
+            self.logits = logits
+
+        def run(self, tokens: np.ndarray, cache: object = None) -> tuple[np.ndarray, object]:
+            return self.logits[None], None
+
+    probe = Probe(np.zeros((1, len(ours)), np.int64), len(ours))
+    with Reference(Fixed(ours), [probe]) as reference:
+        return reference.compare(Fixed(theirs))
+
+
+@pytest.mark.parametrize("mask", [-1e5, -1e9, float(np.finfo(np.float32).min), -np.inf])
+def test_forbidden_logits_neither_hide_nor_make_a_difference(mask: float) -> None:
+    rng = np.random.default_rng(0)
+    ours = rng.standard_normal((4, 9)).astype(np.float32)
+    other = rng.standard_normal((4, 9)).astype(np.float32)
+    ours[:, 6:] = other[:, 6:] = mask
+    same = _tallied(ours, ours + np.float32(1e-7))
+    assert same.within(TOLERANCE["float32"]) and same.scale < 10
+    assert not _tallied(ours, other).within(TOLERANCE["float32"])
+    freed = ours.copy()
+    freed[2, 7] = 0.5
+    assert not _tallied(ours, freed).within(TOLERANCE["float32"]), "a forbidden token became possible"
+    assert not _tallied(freed, ours).within(TOLERANCE["float32"]), "a possible token became forbidden"
+
+
+def test_numbers_that_are_none_are_a_difference() -> None:
+    ours = np.ones((2, 5), np.float32)
+    broken = ours.copy()
+    broken[1, 3] = np.nan
+    assert not _tallied(ours, broken).within(TOLERANCE["float32"])
+    assert not _tallied(broken, broken).within(TOLERANCE["float32"])
