@@ -39,11 +39,15 @@ def find_refusals(
             refusal = search.consumer(consumer)
             if refusal is not None:
                 found.append(refusal)
+    if "R1" not in {space.kind for space in spaces.spaces} and "R1" not in {r.kind for r in found}:
+        found.extend(search.stream())
     unique = {(r.kind, r.node): r for r in reversed(found)}
     order = {node.outputs[0].name: index for index, node in enumerate(provenance.scope.nodes)}
     return tuple(sorted(unique.values(), key=lambda r: (order.get(r.node, len(order)), r.kind)))
 
 
+_NO_LOOKUP = "the channels that the linears read begin here, and this is no lookup in a constant table"
+_LOOKUP = "look token embeddings up with Gather from a constant [V, D] or [D, V] table"
 _STAYS = "its gain is not read by constant matmuls alone, so it cannot fold"
 
 
@@ -87,6 +91,31 @@ class _Search:
             return None
         kind = self._kind(ids)
         return None if kind == "other" else _refusal(kind, self._culprit(ids, toward=consumer.node))
+
+    def stream(self) -> list[Refusal]:
+        """Where no lookup of table rows was found: the place where the residual stream begins.
+
+        The stream is the family that most linears read, among those in which results of several nodes are
+        added and that no attention mixes or contracts. A model without such a family has none to explain.
+        """
+        coordinates, sources = self._partition.coordinate_of, self._provenance.graph.table.sources
+        barred = [*self._mixed]
+        readers: dict[int, set[ir.Node]] = {}
+        for _, record in self._provenance.all_records():
+            barred += [c.ids for c in record.contractions]
+            for consumer in record.consumers:
+                for root in np.unique(coordinates[consumer.labels.channels]).tolist():
+                    readers.setdefault(root, set()).add(consumer.node)
+        inside = {root for ids in barred for root in np.unique(coordinates[ids]).tolist()}
+        owners: dict[int, list[Source]] = {}
+        for root, index in np.unique(np.stack([coordinates, self._partition.source_of], 1), axis=0).tolist():
+            if root in readers and root not in inside and sources[index].kind != "bias":
+                owners.setdefault(root, []).append(sources[index])
+        added = [root for root, several in owners.items() if len(several) > 1]
+        if not added:
+            return []
+        first = owners[max(added, key=lambda root: len(readers[root]))][0]
+        return [_refusal("R1", _at(first.node or first.value, _NO_LOOKUP), _LOOKUP)]
 
     def _kind(self, ids: np.ndarray) -> SpaceKind:
         """What would have been looked for: by where the channels come from."""

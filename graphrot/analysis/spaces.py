@@ -275,9 +275,7 @@ class Spaces:
 
     def _refuse_broken(self, kind: SpaceKind, consumer: Consumer) -> None:
         reason = "it does not read whole groups of the channels that would have to rotate together"
-        self.refused.append(
-            Refusal(kind=kind, node=node_name(consumer.node), op=consumer.node.op_type, reason=reason)
-        )
+        self.refused.append(Refusal(kind=kind, node=node_name(consumer.node), op=consumer.node.op_type, reason=reason))
 
     def _refuse_cache(self, kind: SpaceKind, sites: Sequence[Site]) -> None:
         nodes = [n for site in sites for n in (*site.contractions, *(r.consumer.node for r in site.readers))]

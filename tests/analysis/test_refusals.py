@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
@@ -11,7 +12,7 @@ from onnx import TensorProto, helper
 
 from graphrot.analysis.analyze import analyze
 from graphrot.analysis.types import Facts
-from tests.analysis.graphs import FFN, GROUPS, HIDDEN, WIDTH, Builder, Hook, decoder, feeds_for, rms_norm
+from tests.analysis.graphs import FFN, GROUPS, HIDDEN, VOCAB, WIDTH, Builder, Hook, decoder, feeds_for, rms_norm
 from tests.analysis.rotated import relative_error
 
 EXACT = 1e-12
@@ -105,6 +106,74 @@ def test_the_reason_names_the_output() -> None:
     model, _ = decoder(residual=_also_output(["batch", "sequence", HIDDEN]))
     (refusal,) = [r for r in analyze(model).refused if r.kind == "R1"]
     assert "graph output 'extra'" in refusal.reason
+
+
+def _embedded_by(lookup: Callable[[Builder, str], str]) -> tuple[Facts, float]:
+    """Two residual branches on an embedding of one's own; facts, and their error in float64."""
+    b = Builder()
+    x = lookup(b, b.input("ids", ["batch", "sequence"], TensorProto.INT64))
+    for _ in range(2):
+        act = b.op("Sigmoid", b.linear(rms_norm(b, x), HIDDEN, FFN))
+        x = b.op("Add", x, b.linear(act, FFN, HIDDEN))
+    b.result(b.linear(rms_norm(b, x), HIDDEN, VOCAB), "logits")
+    b.output("logits", ["batch", "sequence", VOCAB])
+    model = b.model()
+    facts = analyze(model)
+    return facts, relative_error(model, facts, feeds_for(model))
+
+
+def _columns(b: Builder, ids: str) -> str:
+    """Columns of a table as it is stored for the head."""
+    return b.op("Transpose", b.op("Gather", b.matrix(HIDDEN, VOCAB), ids, axis=1), perm=[1, 2, 0])
+
+
+def _hot(b: Builder, ids: str) -> str:
+    return b.op("Cast", b.op("OneHot", ids, b.constant(VOCAB, np.int64), b.ints(0, 1)), to=TensorProto.FLOAT)
+
+
+def _one_hot(b: Builder, ids: str) -> str:
+    return b.op("MatMul", _hot(b, ids), b.matrix(VOCAB, HIDDEN))
+
+
+def _computed_table(b: Builder, ids: str) -> str:
+    return b.op("Gather", b.op("Tanh", b.matrix(VOCAB, HIDDEN)), ids)
+
+
+def _elements(b: Builder, ids: str) -> str:
+    """Each element of a row looked up on its own."""
+    index = b.op(
+        "Expand", b.op("Unsqueeze", ids, b.ints(-1)), b.op("Concat", b.op("Shape", ids), b.ints(HIDDEN), axis=0)
+    )
+    table = b.op("Unsqueeze", b.matrix(VOCAB, HIDDEN), b.ints(0))
+    wide = b.op("Expand", table, b.op("Concat", b.op("Shape", ids, end=1), b.ints(VOCAB, HIDDEN), axis=0))
+    return b.op("GatherElements", wide, index, axis=1)
+
+
+def test_columns_of_a_table_are_an_embedding() -> None:
+    facts, error = _embedded_by(_columns)
+    (r1,) = [s for s in facts.spaces if s.kind == "R1"]
+    (table,) = [u for u in r1.producers if u.role == "table"]
+    assert table.axis == 0 and table.groups == (((0, 1, HIDDEN),),)
+    assert facts.refused == () and error <= EXACT
+
+
+@pytest.mark.parametrize(
+    ("lookup", "op"), [(_one_hot, "MatMul"), (_computed_table, "Gather"), (_elements, "GatherElements")]
+)
+def test_an_embedding_that_is_not_recognized_is_named(lookup: Callable[[Builder, str], str], op: str) -> None:
+    facts, error = _embedded_by(lookup)
+    assert "R1" not in _kinds(facts)
+    (refusal,) = [r for r in facts.refused if r.kind == "R1"]
+    assert refusal.op == op and "no lookup" in refusal.reason and "Gather" in refusal.change
+    assert error <= EXACT
+
+
+def test_a_model_without_a_residual_stream_has_no_r1_to_explain() -> None:
+    b = Builder()
+    hot = _hot(b, b.input("ids", ["b", "s"], TensorProto.INT64))
+    y = b.linear(b.op("Tanh", b.linear(hot, VOCAB, HIDDEN)), HIDDEN, FFN)
+    b.output(b.result(y, "y"), ["b", "s", FFN])
+    assert not [r for r in analyze(b.model()).refused if r.kind == "R1"]
 
 
 def test_post_norms_need_online_help_and_are_not_r1() -> None:
