@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import onnx_ir as ir
-from tests.exported import tiny_onnx
 
 from graphrot.evaluate.double import to_double
+from tests.exported import tiny_onnx
 
 
 def test_the_original_keeps_its_types() -> None:
