@@ -1,0 +1,1 @@
+"""Integer grids for weights and activations, and the solvers that round weights to them."""
