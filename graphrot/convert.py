@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from graphrot.analysis.types import Facts
     from graphrot.evaluate.certificate import Certificate
+    from graphrot.model.inputs import Inputs
     from graphrot.model.load import Source
     from graphrot.plan.types import RotationPlan
     from graphrot.recipe import Recipe
@@ -44,13 +45,14 @@ class Converted:
     report: Manifest
     notes: tuple[str, ...] = ()
     tokenizer_dir: Path | None = None
+    inputs: Inputs | None = None
 
     def save(self, output: str | Path, *, force: bool = False) -> Path:
         """Write the model, its manifest, its plan and, into a folder, the tokenizer's files.
 
         Args:
             output: a folder, or ``X.onnx``.
-            force: replace what an earlier conversion wrote.
+            force: replace what an earlier conversion wrote, but never a file that this one read.
 
         Returns:
             The path of the .onnx file.
@@ -59,15 +61,17 @@ class Converted:
             UsageError: the output exists and may not be replaced.
             EnvironmentProblem: the disk is full, or the place cannot be written.
         """
-        from graphrot.model.save import save_directory, save_file
+        from graphrot.model.save import named, save_directory, save_file
         from graphrot.plan.serialize import plan_to_json
 
-        target = Path(output)
-        content, texts = self.report.model_dump(), {"plan.json": plan_to_json(self.plan)}
+        target = named(Path(output))
+        content, plan = self.report.model_dump(), plan_to_json(self.plan)
+        sources = () if self.inputs is None else self.inputs.files()
         if target.suffix == ".onnx":
-            saved = save_file(self.model, content, target, force=force, texts=texts)
+            saved = save_file(self.model, content, target, force=force, plan=plan, sources=sources)
         else:
-            saved = save_directory(self.model, content, self.tokenizer_dir, target, force=force, texts=texts)
+            words = self.tokenizer_dir
+            saved = save_directory(self.model, content, words, target, force=force, plan=plan, sources=sources)
         sizes = self.report.sizes.model_copy(update={"model_bytes": saved.model_bytes})
         self.report = self.report.model_copy(update={"sizes": sizes})
         return saved.path
@@ -96,7 +100,7 @@ def convert(
         tokenizer: a folder with tokenizer.json, for an .onnx source that has none beside it.
         plan: a plan (JSON) that is replayed instead of making one; its rotations replace the recipe's.
         allow_partial: go on where some of the asked rotations are refused.
-        force: replace what an earlier conversion wrote.
+        force: replace what an earlier conversion wrote, but never a file that this one reads.
         progress: told of each step.
         overrides: fields of the recipe.
 
@@ -106,8 +110,9 @@ def convert(
         CheckFailed: the rotated model does not answer like the source.
         EnvironmentProblem: a package, disk space or a permission is missing.
     """
+    from graphrot.model.inputs import Inputs
     from graphrot.model.onnxfile import open_onnx
-    from graphrot.model.save import refuse_target
+    from graphrot.model.save import named, refuse_target
     from graphrot.plan.serialize import load_plan
     from graphrot.recipe import resolve_recipe
 
@@ -122,9 +127,11 @@ def convert(
             why=f"the solver is {wanted.solver or 'none'} and the certificate is off",
             do="leave it out, or use --solver gptq",
         )
-    target = None if output is None else Path(output)
+    target = None if output is None else named(Path(output))
+    recipe_file = recipe if isinstance(recipe, str | Path) else None
+    inputs = Inputs.of(str(source), (calibration, tokenizer, plan, recipe_file))
     if target is not None:
-        refuse_target(target, force=force)
+        refuse_target(target, force=force, sources=inputs.files())
     scratch = _scratch(target)
     try:
         job = _Job(wanted, scratch, progress)
@@ -135,6 +142,7 @@ def convert(
             plan=replayed,
             allow_partial=allow_partial,
         )
+        result.inputs = inputs
         if target is None:
             weakref.finalize(result.model, shutil.rmtree, scratch, ignore_errors=True)
             return result

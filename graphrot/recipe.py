@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -48,6 +48,9 @@ UNAVAILABLE: tuple[tuple[str, frozenset[Any], str, str], ...] = (
     ("kv", frozenset({"int8", "int4"}), _NO_KV, "use --kv none, or the recipe w4a8"),
     ("rotations", frozenset({"auto"}), "choosing rotations by measurement is not available in this version",
      "use hadamard, random, block-hadamard or none"),
+    ("only", frozenset({"O"}),
+     "the rotation across heads before the output projection is not available in this version",
+     "name some of R1, R2, R3, R4"),
     ("target", frozenset({"genai"}), "the genai target is not available in this version", "use portable or ort"),
     ("provider", frozenset({"cuda"}), "the cuda provider is not available in this version", "use cpu"),
     ("dtype", frozenset({"float16", "bfloat16"}), "only float32 models are written in this version", "use float32"),
@@ -128,8 +131,10 @@ class Recipe(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         for field, values, reason, do in UNAVAILABLE:
-            if getattr(self, field) in values:
-                raise _refuse(f"{field} {getattr(self, field)}: {reason}", field, do)
+            value = getattr(self, field)
+            for part in value if isinstance(value, tuple) else (value,):
+                if part in values:
+                    raise _refuse(f"{field} {part}: {reason}", field, do)
         self._check_rotations()
         self._check_weights()
         return self
@@ -141,12 +146,6 @@ class Recipe(BaseModel):
             raise _refuse("'only' names no site", "only", "name some of R1, R2, R3, R4, or use --rotations none")
         if self.only is not None and len(set(self.only)) != len(self.only):
             raise _refuse("'only' names a site twice", "only", "name each site once")
-        if self.only is not None and "O" in self.only:
-            raise _refuse(
-                "only O: the rotation across heads before the output projection is not available in this version",
-                "only",
-                "name some of R1, R2, R3, R4",
-            )
         if self.rotations is None and not self.quantizes:
             raise _refuse(
                 "Nothing to do: rotations are none and nothing is quantized", "rotations", "ask for one of the two"
@@ -272,6 +271,24 @@ def _plain(key: str, value: Any) -> Any:
     return value
 
 
+def _choices(field: str) -> list[str]:
+    """The words that this version takes for a field, as files and the command line write them."""
+    absent = {value for name, values, _, _ in UNAVAILABLE if name == field for value in values}
+    found: list[str] = []
+
+    def collect(kind: Any) -> None:
+        if get_origin(kind) is Literal:
+            found.extend(str(value) for value in get_args(kind) if value not in absent)
+        elif kind is type(None):
+            found.append("off" if field == "certificate" else "none")
+        else:
+            for part in get_args(kind):
+                collect(part)
+
+    collect(Recipe.model_fields[field].annotation)
+    return found
+
+
 def _readable(error: ValidationError) -> UsageError:
     """Turn pydantic's report into one line per field."""
     by_field: dict[str, list[str]] = {}
@@ -279,6 +296,8 @@ def _readable(error: ValidationError) -> UsageError:
         field = str(item["loc"][0]) if item["loc"] else "recipe"
         if item["type"] == "extra_forbidden":
             message = f"unknown key (known: {', '.join(Recipe.model_fields)})"
+        elif item["type"] == "literal_error":
+            message = f"should be one of {', '.join(_choices(field))} (got {item['input']!r})"
         else:
             message = f"{item['msg']} (got {item['input']!r})"
         by_field.setdefault(field, []).append(message)

@@ -91,7 +91,7 @@ def convert(
     allow_partial: Annotated[
         bool, typer.Option("--allow-partial", help="Go on where some of the asked rotations are refused.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace what an earlier conversion wrote.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     """Rotate SOURCE, quantize it, check it, and write the result.

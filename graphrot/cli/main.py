@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import traceback
 
@@ -22,6 +23,7 @@ _ClickUsageError = typer.BadParameter.__mro__[1]
 EXIT_USAGE = 2
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 
 EXTRAS = {"onnxruntime": "cpu", "torch": "hf", "transformers": "hf"}
 """Optional packages, and the extra that brings each."""
@@ -64,23 +66,30 @@ def run(arguments: list[str] | None = None) -> int:
 
     Returns:
         0 done; 1 a check failed; 2 usage; 3 input refused; 4 environment; 70 a defect of graphrot;
-        130 interrupted.
+        130 interrupted; 143 terminated.
     """
     try:
         result = typer.main.get_command(app).main(args=arguments, prog_name="graphrot", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
-        _say("interrupted")
-        return EXIT_INTERRUPTED
+        return _stopped(EXIT_INTERRUPTED)
+    except SystemExit as stop:
+        if stop.code != EXIT_TERMINATED:
+            raise
+        return _stopped(EXIT_TERMINATED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
         return _explain(error)
+    if result == EXIT_INTERRUPTED:  # Typer made it of a Ctrl-C, without a word
+        return _stopped(EXIT_INTERRUPTED)
     return result if isinstance(result, int) else 0
 
 
 def _explain(error: Exception) -> int:
     """Say on stderr what went wrong; returns the exit code."""
+    if code := _stop_behind(error):
+        return _stopped(code)
     known = _environment(error) or error
     if isinstance(known, GraphrotError):
         _say(f"{known.label}: {known}")
@@ -96,6 +105,22 @@ def _explain(error: Exception) -> int:
         "  do:    run again with GRAPHROT_DEBUG=1 and report the traceback"
     )
     return EXIT_INTERNAL
+
+
+def _stopped(code: int) -> int:
+    """Say on stderr that the user stopped the command; returns the exit code."""
+    _say("terminated" if code == EXIT_TERMINATED else "interrupted")
+    return code
+
+
+def _stop_behind(error: BaseException) -> int | None:
+    """The exit code, if it was a signal that made the error: compiled packages turn one into an ImportError."""
+    cause = error.__cause__ or error.__context__
+    if isinstance(cause, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    if isinstance(cause, SystemExit) and cause.code == EXIT_TERMINATED:
+        return EXIT_TERMINATED
+    return None if cause is None else _stop_behind(cause)
 
 
 def _environment(error: Exception) -> EnvironmentProblem | None:
@@ -124,10 +149,13 @@ def _say(message: str) -> None:
     print(message, file=sys.stderr)
 
 
+def _terminate(number: int, _frame: object) -> None:
+    """On SIGTERM: unwind, as Ctrl-C does, so that scratch files go. A second one does not disturb that."""
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(EXIT_TERMINATED)
+
+
 def main() -> None:
-    """Entry point of the installed command."""
+    """Run the command line of this process."""
+    signal.signal(signal.SIGTERM, _terminate)
     sys.exit(run())
-
-
-if __name__ == "__main__":
-    main()

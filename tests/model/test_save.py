@@ -43,7 +43,7 @@ def _numbers(path: Path) -> dict[str, np.ndarray]:
 
 def test_folder_form(model: ir.Model, words: Path, tmp_path: Path) -> None:
     target = tmp_path / "out"
-    saved = save_directory(model, {"a": 1, "sizes": {"source_bytes": 7}}, words, target, texts={"plan.json": "[]\n"})
+    saved = save_directory(model, {"a": 1, "sizes": {"source_bytes": 7}}, words, target, plan="[]\n")
     tokenizer = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
     assert set(_content(target)) == {"model.onnx", "model.onnx.data", "graphrot.json", "plan.json", *tokenizer}
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -60,7 +60,7 @@ def test_folder_form(model: ir.Model, words: Path, tmp_path: Path) -> None:
 
 def test_file_form(model: ir.Model, tmp_path: Path) -> None:
     target = tmp_path / "m.v1.onnx"
-    saved = save_file(model, {}, target, texts={"plan.json": "[]"})
+    saved = save_file(model, {}, target, plan="[]")
     assert set(_content(tmp_path)) == {"m.v1.onnx", "m.v1.onnx.data", "m.v1.graphrot.json", "m.v1.plan.json"}
     assert saved.path == target
     onnx.checker.check_model(str(target), full_check=True)
@@ -99,11 +99,93 @@ def test_a_model_can_replace_the_file_it_is_mapped_from(model: ir.Model, tmp_pat
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
-def test_a_leftover_beside_the_file_is_in_the_way(model: ir.Model, tmp_path: Path) -> None:
-    (tmp_path / "m.onnx.data").write_bytes(b"someone's weights")
+@pytest.mark.parametrize("name", ["m.onnx.data", "m.graphrot.json", "m.plan.json"])
+def test_a_leftover_beside_the_file_is_in_the_way(model: ir.Model, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"someone's")
     with pytest.raises(UsageError, match="already exists") as caught:
-        save_file(model, {}, tmp_path / "m.onnx")
-    assert "m.onnx.data" in str(caught.value)
+        save_file(model, {}, tmp_path / "m.onnx", plan="[]")
+    assert name in str(caught.value)
+    assert _content(tmp_path) == {name: b"someone's"}
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "m.onnx.data", "m.graphrot.json", "m.plan.json"])
+@pytest.mark.parametrize("road", ["itself", "dots", "link", "linked folder"])
+def test_no_file_that_is_read_is_replaced_even_by_force(model: ir.Model, tmp_path: Path, name: str, road: str) -> None:
+    (tmp_path / "a").mkdir()
+    source = tmp_path / "a" / name
+    source.write_bytes(b"irreplaceable")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    (tmp_path / "link").symlink_to(source)
+    roads = {
+        "itself": source,
+        "dots": tmp_path / "a" / ".." / "a" / name,
+        "link": tmp_path / "link",
+        "linked folder": tmp_path / "b" / name,
+    }
+    with pytest.raises(UsageError, match="would replace a file that the conversion reads") as caught:
+        save_file(model, {}, tmp_path / "a" / "m.onnx", force=True, plan="[]", sources=[roads[road]])
+    assert str(roads[road]) in str(caught.value)
+    assert _content(tmp_path / "a") == {name: b"irreplaceable"}
+
+
+@pytest.mark.parametrize("place", ["model.onnx", "deep/down/model.onnx"])
+def test_a_folder_that_holds_what_is_read_is_not_replaced(model: ir.Model, tmp_path: Path, place: str) -> None:
+    target = tmp_path / "out"
+    (target / place).parent.mkdir(parents=True)
+    for name in (place, "graphrot.json"):
+        (target / name).write_bytes(b"irreplaceable")
+    before = _content(tmp_path)
+    with pytest.raises(UsageError, match="would replace a file that the conversion reads"):
+        save_directory(model, {}, None, target, force=True, sources=[target / place])
+    assert _content(tmp_path) == before
+
+
+def test_files_beside_the_output_are_not_in_the_way(model: ir.Model, tmp_path: Path) -> None:
+    save_file(model, {}, tmp_path / "m.onnx")
+    (tmp_path / "source.onnx").write_bytes(b"read")
+    save_file(model, {}, tmp_path / "m.onnx", force=True, sources=[tmp_path / "source.onnx", tmp_path / "absent"])
+
+
+@pytest.mark.parametrize("mine", ["notes.txt", "model.onnx.bak", "vocab.json/mine.txt"])
+def test_a_folder_with_other_files_is_not_replaced(model: ir.Model, tmp_path: Path, mine: str) -> None:
+    target = tmp_path / "out"
+    save_directory(model, {}, None, target)
+    (target / mine).parent.mkdir(exist_ok=True)
+    (target / mine).write_bytes(b"mine")
+    before = _content(tmp_path)
+    with pytest.raises(UsageError, match="holds files that graphrot did not write") as caught:
+        save_directory(model, {}, None, target, force=True)
+    assert mine.split("/")[0] in str(caught.value)
+    assert _content(tmp_path) == before
+
+
+def test_nothing_of_the_earlier_conversion_stays(model: ir.Model, words: Path, tmp_path: Path) -> None:
+    save_directory(model, {}, words, tmp_path / "out", plan="[]")
+    save_directory(model, {}, None, tmp_path / "out", force=True)
+    assert set(_content(tmp_path / "out")) == {"model.onnx", "model.onnx.data", "graphrot.json"}
+
+
+@pytest.mark.parametrize("name", [".", "../here", "../down/../here"])
+def test_the_folder_one_is_in(model: ir.Model, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays the same folder: whoever is in it sees the files."""
+    here = tmp_path / "here"
+    here.mkdir()
+    (tmp_path / "down").mkdir()
+    monkeypatch.chdir(here)
+    inode = here.stat().st_ino
+    for force in (False, True):
+        save_directory(model, {}, None, Path(name), force=force)
+        assert set(_content(here)) == {"model.onnx", "model.onnx.data", "graphrot.json"}
+    assert here.stat().st_ino == inode
+
+
+def test_a_linked_folder_is_filled_where_it_is(model: ir.Model, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "disk")
+    for force in (False, True):
+        save_directory(model, {}, None, tmp_path / "out", force=force)
+    assert (tmp_path / "out").is_symlink()
+    assert set(_content(tmp_path / "disk")) == {"model.onnx", "model.onnx.data", "graphrot.json"}
 
 
 def test_foreign_folders_are_not_replaced_even_by_force(model: ir.Model, tmp_path: Path) -> None:
@@ -177,7 +259,11 @@ def _fail_last_rename(monkeypatch: pytest.MonkeyPatch, full: Any) -> None:
     rename = os.rename
 
     def sometimes(source: str | Path, target: str | Path) -> None:
-        if Path(target).name in ("out", "m.onnx") and "replaced" not in str(target) and "replaced" not in str(source):
+        if (
+            Path(target).name in ("out", "m.onnx", "model.onnx")
+            and "replaced" not in str(target)
+            and "replaced" not in str(source)
+        ):
             full()
         rename(source, target)
 
