@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
@@ -90,7 +91,7 @@ class DecoderSession:
         sizes: Mapping[str, int] | None = None,
     ) -> None:
         self.path = self._place(model)
-        header = _read_header(self.path)
+        metadata, domains = _read_header(self.path)
         options = ort.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads = threads or 0
@@ -99,9 +100,9 @@ class DecoderSession:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         if accuracy_level is not None:
             options.add_session_config_entry(_EXACT_QDQ[0], str(accuracy_level))
-        elif target_of(header.metadata_props) == "portable":
+        elif target_of(metadata) == "portable":
             options.add_session_config_entry(*_EXACT_QDQ)
-        needed = "graphrot" in header.opset_imports
+        needed = "graphrot" in domains
         self.uses_library = needed and (library is True or (library is None and native.is_available()))
         if self.uses_library:
             native.register(options)
@@ -250,13 +251,19 @@ def target_of(metadata: Mapping[str, str]) -> str | None:
     return target if isinstance(target, str) else None
 
 
-def _read_header(path: Path) -> ir.Model:
+def _read_header(path: Path) -> tuple[dict[str, str], frozenset[str]]:
+    """The model's metadata, and the domains of its operators.
+
+    Read from the protobuf itself, whose memory goes back at once; graph objects would stay in the heap.
+    """
     try:
-        return ir.load(path)
+        proto = onnx.load_model(path, load_external_data=False)
     except Exception as error:  # the parser raises whatever it meets in a broken file
         raise InputRefused(
             "The file is not an ONNX model", where=str(path), why=f"{type(error).__name__}: {error}"
         ) from error
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    return metadata, frozenset(entry.domain for entry in proto.opset_import)
 
 
 def _empty(entry: _CacheInput, batch: int) -> Any:
