@@ -291,11 +291,10 @@ def test_a_plan_can_be_replayed(
     capsys.readouterr()
     assert run([*command, "--force", "--seed", "3"]) == 2
     assert "--seed and --plan contradict each other" in capsys.readouterr().err
-    unrotated = tmp_path / "none.onnx"
-    plain = ["convert", str(source), "-o", str(unrotated), "--solver", "rtn"]
-    assert run([*plain, "--rotations", "none"]) == 0
-    assert run([*plain, "--plan", str(tmp_path / "none.plan.json"), "--force"]) == 0
-    assert json.loads((tmp_path / "none.graphrot.json").read_text())["plan"]["rotations"] == []
+    plain = ["convert", str(source), "--solver", "rtn", "-o"]
+    assert run([*plain, str(tmp_path / "none.onnx"), "--rotations", "none"]) == 0
+    assert run([*plain, str(tmp_path / "same.onnx"), "--plan", str(tmp_path / "none.plan.json")]) == 0
+    assert json.loads((tmp_path / "same.graphrot.json").read_text())["plan"]["rotations"] == []
     capsys.readouterr()
     other = ["convert", str(tiny_onnx("qwen2")), "-o", str(tmp_path / "x"), "--solver", "clip", "--plan", str(plan)]
     assert run(other) == 2
