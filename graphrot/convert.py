@@ -266,9 +266,10 @@ class _Job:
         """Refuse early what would fail after minutes."""
         import onnx_ir as ir
 
-        halves = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+        others = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
         for value in source.model.graph.initializers.values():
-            if value.dtype in halves:
+            matrix = value.shape is not None and len(value.shape) > 1
+            if value.dtype in others and (matrix or value.dtype != ir.DataType.DOUBLE):
                 raise InputRefused(
                     "The source's weights are not float32",
                     where=f"tensor {value.name!r} is {value.dtype}",
