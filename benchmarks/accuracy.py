@@ -20,6 +20,7 @@ from typing import Any
 import onnxruntime
 
 import graphrot
+from graphrot.recipe import resolve_recipe
 
 FLOAT_TABLES: dict[str, Any] = {"embedding": None, "head": None}
 CASES: dict[str, dict[str, Any]] = {
@@ -66,17 +67,19 @@ def main() -> None:
 
 
 def _measure(options: argparse.Namespace, case: dict[str, Any], rotations: str | None, seed: int) -> float:
-    case = {key: value for key, value in case.items() if key != "only" or rotations is not None}
+    if rotations is None:
+        case = {key: value for key, value in case.items() if key != "only"}
+    else:
+        case = case | {"seed": seed}
+    name, fields = case["recipe"], {key: value for key, value in case.items() if key != "recipe"}
+    recipe = resolve_recipe(name, rotations=rotations, certificate=None, **fields)
     with tempfile.TemporaryDirectory(prefix="graphrot-accuracy-") as folder:
         output = Path(folder) / "model"
         graphrot.convert(
             options.source,
             output=output,
-            calibration=options.calibration,
-            rotations=rotations,
-            seed=seed,
-            certificate=None,
-            **case,
+            recipe=recipe,
+            calibration=options.calibration if recipe.solver == "gptq" else None,
         )
         measured = graphrot.evaluate(output, text=options.text, window=1024, windows=options.windows)
     return measured.perplexity
