@@ -67,12 +67,11 @@ def main() -> None:
 
 
 def _measure(options: argparse.Namespace, case: dict[str, Any], rotations: str | None, seed: int) -> float:
-    if rotations is None:
-        case = {key: value for key, value in case.items() if key != "only"}
-    else:
-        case = case | {"seed": seed}
-    name, fields = case["recipe"], {key: value for key, value in case.items() if key != "recipe"}
-    recipe = resolve_recipe(name, rotations=rotations, certificate=None, **fields)
+    unused = {"recipe", "only"} if rotations is None else {"recipe"}
+    fields = {key: value for key, value in case.items() if key not in unused}
+    if rotations is not None:
+        fields["seed"] = seed
+    recipe = resolve_recipe(case["recipe"], rotations=rotations, certificate=None, **fields)
     with tempfile.TemporaryDirectory(prefix="graphrot-accuracy-") as folder:
         output = Path(folder) / "model"
         graphrot.convert(
