@@ -1,0 +1,85 @@
+"""The samples run as they stand, on a tiny model."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import graphrot
+from tests.exported import tiny_onnx, write_tokenizer
+
+SAMPLES = Path(__file__).resolve().parents[2] / "samples"
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model as somebody deployed it, with its tokenizer."""
+    folder = tmp_path_factory.mktemp("deployed")
+    exported = tiny_onnx("llama")
+    for file in exported.parent.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    write_tokenizer(folder)
+    return folder / "model.onnx"
+
+
+@pytest.fixture(scope="module")
+def rotated(deployed: Path) -> Path:
+    """The same, rotated but not quantized: its answers must be the same."""
+    output = deployed.parent / "rotated"
+    graphrot.convert(deployed, output=output, recipe="rotate-only", certificate="off")
+    return output / "model.onnx"
+
+
+def service(model: Path, monkeypatch: pytest.MonkeyPatch, library: str | None = None) -> ModuleType:
+    monkeypatch.setenv("MODEL", str(model))
+    if library is None:
+        monkeypatch.delenv("CUSTOM_OPS", raising=False)
+    else:
+        monkeypatch.setenv("CUSTOM_OPS", library)
+    spec = importlib.util.spec_from_file_location("service_app", SAMPLES / "service" / "app.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "service_app", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def ask(app: Any) -> str:
+    from fastapi.testclient import TestClient
+
+    with TestClient(app) as client:
+        answer = client.post("/complete", json={"prompt": "It was the best", "tokens": 6})
+        assert client.post("/complete", json={"prompt": ""}).status_code == 422
+    assert answer.status_code == 200
+    return str(answer.json()["text"])
+
+
+def test_the_service_answers_the_same_when_only_the_file_changes(
+    deployed: Path, rotated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = ask(service(deployed, monkeypatch).app)
+    assert before
+    assert ask(service(rotated, monkeypatch).app) == before
+    assert ask(service(rotated, monkeypatch, str(graphrot.library_path())).app) == before
+
+
+def test_the_service_is_plain_onnxruntime() -> None:
+    text = (SAMPLES / "service" / "app.py").read_text(encoding="utf-8")
+    assert "import graphrot" not in text
+
+
+def test_the_quickstart_converts_and_generates(deployed: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(SAMPLES / "quickstart.py"), str(deployed), "OUT", "It was the best"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SAMPLES.parent), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "R1  merged" in done.stdout and "R4  online" in done.stdout
+    assert "relative error" in done.stdout and "It was the best" in done.stdout
+    assert "inputs: input_ids, attention_mask" in done.stdout
