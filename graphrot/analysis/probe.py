@@ -16,8 +16,9 @@ import onnx_ir as ir
 from graphrot.analysis.probe_graph import ProbeGraph, contracted
 from graphrot.analysis.probe_sizes import Choice, Run, Sizes
 from graphrot.analysis.scope import Scope
-from graphrot.errors import EnvironmentProblem, InputRefused
+from graphrot.errors import InputRefused
 from graphrot.graph import FLOATS, read_constant
+from graphrot.ops.runtime import runtime, too_new
 
 _ELEMENTS = {int(t) for t in FLOATS}
 
@@ -85,12 +86,7 @@ class Probe:
         return value in self._sizes.inputs and self._sizes.is_cache(value)
 
     def _load(self) -> Any:
-        try:
-            import onnxruntime as ort
-        except ImportError as error:
-            raise EnvironmentProblem(
-                "ONNX Runtime is not installed", why=str(error), do="pip install 'graphrot[cpu]'"
-            ) from error
+        ort = runtime()
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4
@@ -100,7 +96,7 @@ class Probe:
         try:
             return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises types of its own, without a common base
-            raise InputRefused(
+            raise too_new(str(error), None) or InputRefused(
                 "ONNX Runtime does not load the graph", why=_first_line(error), do="check the model with onnx.checker"
             ) from error
 

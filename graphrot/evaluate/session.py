@@ -23,6 +23,7 @@ import onnxruntime as ort
 
 from graphrot.errors import InputRefused
 from graphrot.ops import library as native
+from graphrot.ops.runtime import runtime, too_new
 
 _TOKENS, _MASK, _POSITIONS = "input_ids", "attention_mask", "position_ids"
 _DTYPES: dict[str, Any] = {
@@ -77,7 +78,8 @@ class DecoderSession:
     Raises:
         InputRefused: the file is missing, or its inputs and outputs are not a decoder's.
         Unrunnable: ONNX Runtime does not take it.
-        EnvironmentProblem: ``library`` is True and the library is not installed.
+        EnvironmentProblem: ``library`` is True and the library is not installed; ONNX Runtime is too old for
+            graphrot, or for the model.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class DecoderSession:
         optimize: bool = True,
         sizes: Mapping[str, int] | None = None,
     ) -> None:
+        runtime()
         self.path = self._place(model)
         metadata, domains = _read_header(self.path)
         options = ort.SessionOptions()
@@ -109,7 +112,7 @@ class DecoderSession:
         try:
             self._session = ort.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime has a class of its own for every status code
-            raise Unrunnable(
+            raise too_new(str(error), str(self.path)) or Unrunnable(
                 "ONNX Runtime does not load the model", where=str(self.path), why=str(error).strip()[:600]
             ) from error
         self._inputs = {value.name: value for value in self._session.get_inputs()}

@@ -8,35 +8,67 @@ import onnx
 import onnx_ir as ir
 
 from graphrot.errors import InputRefused
+from graphrot.model.filetype import refuse_other_files
+from graphrot.model.structure import check_structure
+from graphrot.model.tensors import check_tensors, follow_links, without_weights
 
 OWN_MARK = "graphrot.version"
 """Key in metadata_props of every model that graphrot has written."""
+
+
+_QUANTIZED_OPS = frozenset(
+    {
+        *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"),
+        *("QLinearMatMul", "QLinearConv", "MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "GatherBlockQuantized"),
+        *("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulInteger16", "QGemm", "QAttention", "QMoE"),
+        *("QEmbedLayerNormalization", "DequantizeBFP", "QuantizeBFP", "DynamicQuantizeLSTM", "QOrderedMatMul"),
+        *("QOrderedAttention", "QOrderedLayerNormalization", "QuantizeWithOrder", "DequantizeWithOrder"),
+    }
+)
+"""Operators that only quantized models have."""
 
 
 def open_onnx(path: Path) -> ir.Model:
     """Read and check an ONNX file. Weights in external data stay on disk and are mapped on use.
 
     Args:
-        path: the .onnx file; its external data lies in the same folder or below it.
+        path: the .onnx file; its external data lies in the same folder or below it (see
+            :func:`graphrot.model.tensors.place_of` for links).
 
     Raises:
         InputRefused: not there, not ONNX, not valid, or its external data is missing, too short or
             outside the model's folder.
     """
-    if not path.is_file():
-        raise InputRefused("There is no such file", where=str(path), do="check the path")
+    refuse_other_files(path)
+    proto = _parse(path)
+    check_structure(proto, str(path))
+    check_tensors(proto, path)
+    _run_checker(proto, path)
     try:
-        model = ir.load(path)
-    except Exception as error:  # the parser raises whatever it meets in a broken file
-        raise _corrupt(path, f"it does not parse: {type(error).__name__}: {str(error).strip()[:400]}") from error
-    if not len(model.graph) or not model.opset_imports:
-        raise _corrupt(path, "it holds no graph with operators")
-    _check_external_data(model, path)
-    try:
-        onnx.checker.check_model(str(path))
-    except (onnx.checker.ValidationError, ValueError, RuntimeError) as error:
-        raise _corrupt(path, f"the ONNX checker says: {str(error).strip()[:400]}") from error
+        model = ir.serde.deserialize_model(proto)
+    except Exception as error:  # it raises whatever it meets
+        raise _corrupt(path, f"it does not load: {type(error).__name__}: {str(error).strip()[:400]}") from error
+    _set_folder(model, path)
     return model
+
+
+def refuse_quantized(model: ir.Model, path: Path) -> None:
+    """Refuse a model whose weights or activations are rounded already.
+
+    Raises:
+        InputRefused: it holds an operator that only quantized models have.
+    """
+    holders: tuple[ir.Graph | ir.Function, ...] = (model.graph, *model.functions.values())
+    found = [node for holder in holders for node in holder.all_nodes() if node.op_type in _QUANTIZED_OPS]
+    if found:
+        kinds = ", ".join(sorted({node.op_type for node in found}))
+        name = found[0].name or next((o.name for o in found[0].outputs if o.name), "")
+        raise InputRefused(
+            "The model is already quantized",
+            where=f"{path}: {len(found)} nodes ({kinds}), the first is {name!r}",
+            why="rounding twice adds both errors, and rounded weights do not rotate without a new one",
+            do="give the float model that it was made from",
+        )
 
 
 def refuse_own(model: ir.Model, path: Path) -> None:
@@ -70,33 +102,23 @@ def _corrupt(path: Path, why: str) -> InputRefused:
     )
 
 
-def _check_external_data(model: ir.Model, path: Path) -> None:
-    folder = path.absolute().parent
-    needed: dict[str, int] = {}
+def _parse(path: Path) -> onnx.ModelProto:
+    try:
+        return onnx.load(path, load_external_data=False)
+    except OSError:
+        raise
+    except Exception as error:  # the parser raises whatever it meets in a broken file
+        raise _corrupt(path, f"it does not parse: {type(error).__name__}: {str(error).strip()[:400]}") from error
+
+
+def _run_checker(proto: onnx.ModelProto, path: Path) -> None:
+    try:
+        onnx.checker.check_model(without_weights(proto))
+    except (onnx.checker.ValidationError, ValueError, RuntimeError) as error:
+        raise _corrupt(path, f"the ONNX checker says: {str(error).strip()[:400]}") from error
+
+
+def _set_folder(model: ir.Model, path: Path) -> None:
     for tensor in _external_tensors(model):
-        location = str(tensor.location)
-        end = (tensor.offset or 0) + (tensor.length or 0)
-        needed[location] = max(needed.get(location, 0), end)
-    for location, size in needed.items():
-        file = folder / location
-        if Path(location).is_absolute() or not file.resolve().is_relative_to(folder.resolve()):
-            raise InputRefused(
-                "The model's external data lies outside its folder",
-                where=f"{path}: {location!r}",
-                why="a model file must not point at arbitrary files",
-                do="put the data beside the model and name it so",
-            )
-        if not file.is_file():
-            raise InputRefused(
-                "The model's external data is missing",
-                where=str(file),
-                why=f"{path.name} keeps its weights in it",
-                do="put the file beside the model",
-            )
-        if file.stat().st_size < size:
-            raise InputRefused(
-                "The model's external data is too short",
-                where=str(file),
-                why=f"{path.name} reads up to byte {size}, the file has {file.stat().st_size}",
-                do="copy or download the file again",
-            )
+        tensor.base_dir = path.parent
+    follow_links(model, path)

@@ -10,10 +10,11 @@ import onnx
 import onnx_ir as ir
 from onnx import helper
 
-from graphrot.errors import EnvironmentProblem, InputRefused
+from graphrot.errors import InputRefused
 from graphrot.graph import read_constant
 from graphrot.ops.hadamard import DOMAIN
 from graphrot.ops.library import is_available, register
+from graphrot.ops.runtime import runtime
 from graphrot.quant.segments import Segment
 
 if TYPE_CHECKING:
@@ -117,10 +118,7 @@ def _value_info(name: str, array: np.ndarray, *, static: bool) -> onnx.ValueInfo
 
 
 def _create(proto: onnx.ModelProto, threads: int | None) -> onnxruntime.InferenceSession:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise EnvironmentProblem("Calibration needs ONNX Runtime", do="install graphrot[cpu]") from error
+    onnxruntime = runtime()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
