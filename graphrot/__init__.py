@@ -6,9 +6,9 @@ each function loads what it needs when it is called.
 
 from __future__ import annotations
 
-from graphrot.api import convert, evaluate, generate, inspect, library_path, register, verify
+from graphrot.api import convert, evaluate, export_graphsurgeon, generate, inspect, library_path, register, verify
 
-__all__ = ["convert", "evaluate", "generate", "inspect", "library_path", "register", "verify"]
+__all__ = ["convert", "evaluate", "export_graphsurgeon", "generate", "inspect", "library_path", "register", "verify"]
 
 
 def __getattr__(name: str) -> str:

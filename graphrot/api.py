@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 from graphrot.progress import Progress, silent
 
 if TYPE_CHECKING:
+    import onnx
+    import onnx_graphsurgeon as gs
     import onnxruntime
 
     from graphrot.convert import Converted
     from graphrot.evaluate.generate import Generation
     from graphrot.evaluate.perplexity import Perplexity
     from graphrot.evaluate.verify import Verification
+    from graphrot.model.interop import ModelObject
     from graphrot.recipe import Recipe
     from graphrot.report.inspection import Inspection
 
@@ -25,7 +28,7 @@ for _name in ("graphrot.convert", "graphrot.evaluate"):
 
 
 def convert(
-    source: str | Path,
+    source: str | Path | ModelObject,
     *,
     output: str | Path | None = None,
     recipe: str | Path | Mapping[str, Any] | Recipe | None = None,
@@ -54,35 +57,39 @@ def convert(
     )
 
 
-def inspect(model: str | Path, *, progress: Progress = silent) -> Inspection:
+def inspect(model: str | Path | ModelObject, *, progress: Progress = silent) -> Inspection:
     """Find the rotation sites of a graph, without changing anything.
 
     Args:
-        model: an .onnx file.
+        model: an .onnx file, or a model in memory (see :func:`graphrot.convert.convert`).
         progress: told of each step.
 
     Raises:
-        InputRefused: the file is not a model that the analysis can run.
+        InputRefused: it is not a model that the analysis can run.
     """
     from graphrot.analysis.analyze import analyze
+    from graphrot.model.interop import as_file
     from graphrot.model.load import load_onnx
     from graphrot.report.inspection import inspection
 
-    return inspection(analyze(load_onnx(Path(model)), progress=progress))
+    with as_file(model) as path:
+        return inspection(analyze(load_onnx(path), progress=progress))
 
 
 def verify(
-    a: str | Path,
-    b: str | Path,
+    a: str | Path | ModelObject,
+    b: str | Path | ModelObject,
     *,
     text: str | Path | None = None,
     tokenizer: str | Path | None = None,
     progress: Progress = silent,
 ) -> Verification:
-    """Compare two models' logits; see :func:`graphrot.evaluate.verify.verify`."""
+    """Compare two models' logits; see :func:`graphrot.evaluate.verify.verify`. Either may be a model in memory."""
     from graphrot.evaluate.verify import verify as run
+    from graphrot.model.interop import as_file
 
-    return run(Path(a), Path(b), text=_path(text), tokenizer=_path(tokenizer), progress=progress)
+    with as_file(a) as first, as_file(b) as second:
+        return run(first, second, text=_path(text), tokenizer=_path(tokenizer), progress=progress)
 
 
 def evaluate(
@@ -156,6 +163,17 @@ def generate(
     words = find_tokenizer(_path(tokenizer), beside=(path,))
     sampling = None if greedy else Sampling()
     return run(decoder, words, prompt, max_new_tokens=max_new_tokens, sampling=sampling, chat=chat, on_text=on_text)
+
+
+def export_graphsurgeon(graph: gs.Graph) -> onnx.ModelProto:
+    """``gs.export_onnx`` without its losses; see :func:`graphrot.model.interop.export_graphsurgeon`.
+
+    Raises:
+        InputRefused: the graph is no valid model.
+    """
+    from graphrot.model.interop import export_graphsurgeon as run
+
+    return run(graph)
 
 
 def register(session_options: onnxruntime.SessionOptions) -> None:

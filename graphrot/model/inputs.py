@@ -6,52 +6,75 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from graphrot.errors import InputRefused
 from graphrot.model.files import cache_folder, tokenizer_files
+from graphrot.model.hub import cached_files, is_hub_id
 from graphrot.model.onnxfile import external_files
+
+if TYPE_CHECKING:
+    from graphrot.model.interop import ModelObject
 
 
 @dataclass(frozen=True)
 class Inputs:
     """What was given to a conversion; paths are absolute.
 
-    ``source`` is the model's path; None for the demo, which lies in the cache. ``others`` are further
-    files, and folders of which the tokenizer is read.
+    ``source`` is the model's path; None for the demo, for a model in memory, and for one of the hub, whose id
+    is ``hub_id``. ``others`` are further files, and folders of which the tokenizer is read.
     """
 
     source: Path | None
     others: tuple[Path, ...] = ()
+    demo: bool = False
+    hub_id: str | None = None
 
     @classmethod
-    def of(cls, source: str, others: Iterable[str | Path | None] = ()) -> Inputs:
+    def of(cls, source: str | Path | ModelObject, others: Iterable[str | Path | None] = ()) -> Inputs:
         """Of a source as the user names it, and of the further paths that were given; None is left out."""
-        demo = source == "demo" or source.startswith("demo:")
-        paths = [source.removeprefix("demo:")] if source.startswith("demo:") else []
-        further = tuple(Path(path).expanduser().absolute() for path in (*paths, *others) if path is not None)
-        return cls(None if demo else Path(source).expanduser().absolute(), further)
+        given = [path for path in others if path is not None]
+        if not isinstance(source, str | Path):
+            return cls(None, _absolute([*(external_files(source) if isinstance(source, ir.Model) else ()), *given]))
+        spec = str(source)
+        if spec == "demo" or spec.startswith("demo:"):
+            return cls(None, _absolute([*filter(None, [spec.removeprefix("demo").removeprefix(":")]), *given]), True)
+        if is_hub_id(spec):
+            return cls(None, _absolute(given), hub_id=spec)
+        return cls(Path(spec).expanduser().absolute(), _absolute(given))
 
     def files(self) -> Iterator[Path]:
         """Every file that is read, external data included. Files that do not exist may be among them."""
-        if self.source is None:
+        if self.demo:
             yield from (cache_folder() / "demo").rglob("*")
+        elif self.hub_id is not None:
+            yield from cached_files(self.hub_id)
+        elif self.source is None:
+            pass
         elif self.source.is_dir():
             yield from _folder_files(self.source)
         else:
             yield self.source
             yield from tokenizer_files(self.source.parent)
             # What does not parse is refused with its reasons when it is loaded.
-            with contextlib.suppress(Exception):
-                yield from external_files(ir.load(self.source))
+            if self.source.suffix == ".onnx":
+                with contextlib.suppress(Exception):
+                    yield from external_files(ir.load(self.source))
         for path in self.others:
             yield from tokenizer_files(path) if path.is_dir() else (path,)
 
 
+def _absolute(paths: Iterable[str | Path]) -> tuple[Path, ...]:
+    return tuple(Path(path).expanduser().absolute() for path in paths)
+
+
 def _folder_files(folder: Path) -> Iterator[Path]:
-    from graphrot.model.hf import weight_files
+    from graphrot.model.checkpoint import weight_files
 
     yield folder / "config.json"
     yield from folder.glob("*.index.json")
-    yield from weight_files(folder)
+    with contextlib.suppress(InputRefused):
+        yield from weight_files(folder)
     yield from tokenizer_files(folder)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import onnx_ir as ir
 
 from graphrot.errors import InputRefused
 from graphrot.model.files import sha256_of, tokenizer_folder
-from graphrot.model.onnxfile import external_files, open_onnx, refuse_own
+from graphrot.model.hub import fetch, is_hub_id
+from graphrot.model.interface import check_interface
+from graphrot.model.onnxfile import external_files, open_onnx, refuse_own, refuse_quantized
 from graphrot.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from graphrot.model.interop import ModelObject
 
 
 @dataclass(frozen=True)
@@ -21,31 +26,39 @@ class Source:
 
     ``path`` is the .onnx file that the weights are mapped from: the source itself, or its export. It
     must stay until the conversion has been saved. ``sha256`` is over what the user gave (an .onnx file
-    with its external data; config and weights of a folder; the demo's GGUF), not over the export.
+    with its external data; config and weights of a folder; a GGUF file; an object as it is written to a
+    file), not over the export. ``notes`` say what a user has to know about the source.
     """
 
     model: ir.Model
-    kind: Literal["hf", "onnx", "demo"]
+    kind: Literal["hf", "hub", "gguf", "onnx", "object", "demo"]
     name: str
     sha256: str
     tokenizer_dir: Path | None
     path: Path
+    notes: tuple[str, ...] = ()
 
 
-def load_source(spec: str, *, workdir: Path, force_export: bool = False, progress: Progress = silent) -> Source:
+def load_source(
+    spec: str | ModelObject, *, workdir: Path, force_export: bool = False, progress: Progress = silent
+) -> Source:
     """Load, or export and load, a decoder.
 
     Args:
-        spec: a Hugging Face folder, an .onnx file, ``demo``, or ``demo:PATH`` with the demo's wheel or GGUF.
-        workdir: a folder that the caller owns; exports of Hugging Face folders are written here and must
+        spec: a Hugging Face folder, a hub id (``owner/name`` or ``owner/name@revision``), a .gguf or .onnx
+            file, ``demo``, ``demo:PATH`` with the demo's wheel or GGUF, or a model in memory.
+        workdir: a folder that the caller owns; exports, and models in memory, are written here and must
             stay while the model is used.
         force_export: export the demo again even if the cache has it.
         progress: told of each step.
 
     Raises:
         InputRefused: the source is not understood or not usable.
-        EnvironmentProblem: a package, or the demo's wheel, is missing.
+        UsageError: an object of a type that is no model.
+        EnvironmentProblem: a package, the demo's wheel, or a model of the hub cannot be had.
     """
+    if not isinstance(spec, str):
+        return _load_object(spec, workdir)
     if spec == "demo" or spec.startswith("demo:"):
         return _load_demo(spec.removeprefix("demo").removeprefix(":") or None, force_export, progress)
     path = Path(spec).expanduser()
@@ -53,11 +66,16 @@ def load_source(spec: str, *, workdir: Path, force_export: bool = False, progres
         return _load_folder(path, workdir, progress)
     if path.suffix == ".onnx":
         return _load_onnx(path)
+    if path.suffix == ".gguf":
+        return _load_gguf(path, workdir, progress)
+    if is_hub_id(spec):
+        return _load_folder(fetch(spec, progress=progress), workdir, progress, hub_id=spec)
     raise InputRefused(
         "The source is not understood",
         where=spec,
-        why="it is not an .onnx file" if path.exists() else "there is no such file or folder",
-        do="give a Hugging Face folder with config.json and weights, an .onnx file, or demo",
+        why="it is not an .onnx or .gguf file" if path.exists() else "there is no such file or folder",
+        do="give a Hugging Face folder with config.json and weights, a hub id (owner/name), a .gguf or .onnx file, "
+        "or demo",
     )
 
 
@@ -67,17 +85,54 @@ def load_onnx(path: Path) -> ir.Model:
     Raises:
         InputRefused: the file is missing or not usable.
     """
-    return open_onnx(path)
+    model = open_onnx(path)
+    check_interface(model, path)
+    return model
 
 
 def _load_onnx(path: Path) -> Source:
-    model = open_onnx(path)
+    model = load_onnx(path)
     refuse_own(model, path)
+    refuse_quantized(model, path)
     digest = sha256_of([path, *external_files(model)])
     return Source(model, "onnx", path.name, digest, tokenizer_folder(path.absolute().parent), path)
 
 
-def _load_folder(folder: Path, workdir: Path, progress: Progress) -> Source:
+def _load_object(given: ModelObject, workdir: Path) -> Source:
+    from graphrot.model.interop import describe, naming, write_object
+
+    workdir.mkdir(parents=True, exist_ok=True)
+    path = workdir / "source.onnx"
+    write_object(given, path)
+    with naming(given, path):
+        model = load_onnx(path)
+        refuse_own(model, path)
+    refuse_quantized(model, path)
+    digest = sha256_of([path, *external_files(model)])
+    return Source(model, "object", describe(given), digest, None, path)
+
+
+def _load_gguf(path: Path, workdir: Path, progress: Progress) -> Source:
+    from graphrot.model.gguf import load_gguf, read_header, write_tokenizer
+    from graphrot.model.hf import export
+
+    header = read_header(path)
+    exported, words = workdir / "source.onnx", workdir / "tokenizer"
+    workdir.mkdir(parents=True, exist_ok=True)
+    export(lambda: load_gguf(path), exported, progress=progress)
+    notes: list[str] = []
+    if header.quantized:
+        notes.append(
+            f"the source was quantized already: {header.quantized}; the errors of that rounding stay in the model"
+        )
+    if why := write_tokenizer(path, words):
+        notes.append(f"{why}: give --tokenizer DIR")
+    return Source(
+        ir.load(exported), "gguf", path.name, sha256_of([path]), tokenizer_folder(words), exported, tuple(notes)
+    )
+
+
+def _load_folder(folder: Path, workdir: Path, progress: Progress, *, hub_id: str | None = None) -> Source:
     from graphrot.model.hf import export_folder, hash_of, read_config
 
     if (folder / "graphrot.json").is_file():
@@ -87,19 +142,32 @@ def _load_folder(folder: Path, workdir: Path, progress: Progress) -> Source:
             why="it holds graphrot.json",
             do="convert the source that it was made from",
         )
-    found = sorted(folder.glob("*.onnx"))
-    if found and not (folder / "config.json").is_file():
-        raise InputRefused(
-            "The folder is not a Hugging Face model",
-            where=str(folder),
-            why="it holds .onnx files and no config.json",
-            do=f"give the .onnx file itself: {os.fspath(found[0])}",
-        )
+    _refuse_onnx_folder(folder)
     read_config(folder)
     workdir.mkdir(parents=True, exist_ok=True)
     path = workdir / "source.onnx"
     export_folder(folder, path, progress=progress)
-    return Source(ir.load(path), "hf", folder.resolve().name, hash_of(folder), tokenizer_folder(folder), path)
+    kind: Literal["hf", "hub"] = "hf" if hub_id is None else "hub"
+    name = hub_id or folder.resolve().name
+    return Source(ir.load(path), kind, name, hash_of(folder), tokenizer_folder(folder), path)
+
+
+def _refuse_onnx_folder(folder: Path) -> None:
+    """A folder of Optimum or of onnxruntime-genai holds its model as .onnx files: one of them is the source."""
+    from graphrot.model.checkpoint import weight_files
+
+    found = sorted(folder.glob("*.onnx"))
+    if not found or ((folder / "config.json").is_file() and weight_files(folder)):
+        return
+    missing = "config.json" if not (folder / "config.json").is_file() else "weights of torch"
+    several = len(found) > 1
+    raise InputRefused(
+        "The folder is not a Hugging Face model",
+        where=str(folder),
+        why=f"it holds {'several .onnx files' if several else 'an .onnx file'} and no {missing}",
+        do=f"give {'one of the .onnx files' if several else 'the .onnx file itself'}: "
+        + ", ".join(os.fspath(file) for file in found),
+    )
 
 
 def _load_demo(given: str | None, force_export: bool, progress: Progress) -> Source:

@@ -106,7 +106,7 @@ def test_unknown_things_are_refused(tmp_path: Path) -> None:
     assert "there is no such file or folder" in _refused(tmp_path / "nothing", tmp_path)
     text = tmp_path / "a.txt"
     text.write_text("x", encoding="utf-8")
-    assert "it is not an .onnx file" in _refused(text, tmp_path)
+    assert "it is not an .onnx or .gguf file" in _refused(text, tmp_path)
     assert "There is no such file" in _refused(tmp_path / "x.onnx", tmp_path)
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -133,7 +133,7 @@ def test_broken_folders_are_refused(hf: Path, tmp_path: Path) -> None:
     assert "config.json does not parse" in _refused(light, tmp_path)
     cut = _edit_config(hf, tmp_path / "cut")
     (cut / "model.safetensors").write_bytes((hf / "model.safetensors").read_bytes()[:1000])
-    assert "transformers cannot load the model" in _refused(cut, tmp_path)
+    assert "The model's weights are corrupt" in _refused(cut, tmp_path)
 
 
 def test_broken_onnx_files_are_refused(copy: Path, tmp_path: Path) -> None:
