@@ -40,7 +40,7 @@ def import_graph(graph: gs.Graph) -> ir.Model:
         producer_name=graph.producer_name or None,
         producer_version=graph.producer_version or None,
         functions=[_function(function) for function in graph.functions],
-        metadata_props=dict(getattr(graph, "metadata_props", None) or {}),
+        metadata_props=dict(vars(graph).get("metadata_props") or {}),
     )
 
 
