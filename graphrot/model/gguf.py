@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import io
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +29,15 @@ _UNREAD = ("rope_factors_long.weight", "rope_factors_short.weight")
 class Header:
     """What a GGUF file says about itself.
 
-    ``types`` counts its matrices by their storage type (``Q4_K``, ``F16`` ...).
+    ``types`` counts its matrices by their storage type (``Q4_K``, ``F16`` ...); ``scaling`` is how it says
+    that rotary positions are stretched, or None.
     """
 
     architecture: str
     types: tuple[tuple[str, int], ...]
     has_tokens: bool
-    tensors: frozenset[str]
+    scaling: str | None
+    tensors: frozenset[str] = field(repr=False)
 
     @property
     def quantized(self) -> str | None:
@@ -79,15 +81,18 @@ def read_header(path: Path) -> Header:
         )
     types = Counter(t.tensor_type.name for t in reader.tensors if len(t.shape) > 1)
     names = frozenset(str(t.name) for t in reader.tensors)
-    return Header(architecture, tuple(types.most_common()), "tokenizer.ggml.tokens" in reader.fields, names)
+    scaling = _scalar(reader, f"{architecture}.rope.scaling.type")
+    scaling = None if scaling in (None, "", "none") else str(scaling)
+    has_tokens = "tokenizer.ggml.tokens" in reader.fields
+    return Header(architecture, tuple(types.most_common()), has_tokens, scaling, names)
 
 
 def load_gguf(path: Path) -> PreTrainedModel:
     """Load a decoder in float32, quantized tensors multiplied out.
 
     Raises:
-        InputRefused: as for :func:`read_header`; transformers does not know the architecture, or the file
-            lacks tensors.
+        InputRefused: as for :func:`read_header`; transformers does not know the architecture or leaves out
+            a part of it, or the file lacks tensors.
         EnvironmentProblem: a package is missing.
     """
     header = read_header(path)
@@ -122,6 +127,13 @@ def load_gguf(path: Path) -> PreTrainedModel:
             where=f"{path}: {missing}",
             why="they would be random numbers",
             do="give the model as a Hugging Face folder, or convert it to GGUF again",
+        )
+    if header.scaling is not None and _unscaled(model):
+        raise InputRefused(
+            "The GGUF file stretches rotary positions, and transformers does not read how",
+            where=f"{path}: {header.architecture}.rope.scaling.type = {header.scaling}",
+            why="the converted model would compute something else",
+            do="give the model as a Hugging Face folder",
         )
     if _ROPE_FACTORS in header.tensors:
         _divide_frequencies(model, path)
@@ -184,6 +196,11 @@ def _corrupt(path: Path, why: str) -> InputRefused:
     return InputRefused(
         "The file is not a usable GGUF model", where=str(path), why=why, do="check the download, or convert it again"
     )
+
+
+def _unscaled(model: PreTrainedModel) -> bool:
+    parameters = getattr(model.config, "rope_parameters", None) or {}
+    return parameters.get("rope_type", "default") == "default"
 
 
 def _divide_frequencies(model: PreTrainedModel, path: Path) -> None:
