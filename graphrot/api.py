@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ def convert(
     plan: str | Path | None = None,
     allow_partial: bool = False,
     force: bool = False,
+    resume: bool = False,
     progress: Progress = silent,
     **overrides: Any,
 ) -> Converted:
@@ -52,6 +54,7 @@ def convert(
         plan=plan,
         allow_partial=allow_partial,
         force=force,
+        resume=resume,
         progress=progress,
         **overrides,
     )
@@ -117,14 +120,18 @@ def evaluate(
     Raises:
         UsageError: a window of less than two tokens.
         InputRefused: model, text or tokenizer cannot be used, or the text is too short.
+        CheckFailed: the model's answers are no numbers.
     """
     from graphrot.evaluate.perplexity import perplexity
     from graphrot.evaluate.session import open_decoder
-    from graphrot.evaluate.text import encode_file
+    from graphrot.evaluate.text import encode_file, find_tokenizer, foreign_notes
 
     path = Path(model)
-    tokens = encode_file(Path(text), _path(tokenizer), beside=(path,))
-    return perplexity(open_decoder(path), tokens, window=window, windows=windows, progress=progress)
+    decoder = open_decoder(path)
+    size = decoder.vocabulary
+    tokens = encode_file(Path(text), _path(tokenizer), beside=(path,), vocabulary=size)
+    result = perplexity(decoder, tokens, window=window, windows=windows, progress=progress)
+    return replace(result, notes=foreign_notes(find_tokenizer(_path(tokenizer), beside=(path,)), size))
 
 
 def generate(
@@ -152,17 +159,19 @@ def generate(
 
     Raises:
         InputRefused: model or tokenizer cannot be used.
+        CheckFailed: the model's answers are no numbers.
     """
     from graphrot.evaluate.generate import Sampling
     from graphrot.evaluate.generate import generate as run
     from graphrot.evaluate.session import open_decoder
-    from graphrot.evaluate.text import find_tokenizer
+    from graphrot.evaluate.text import find_tokenizer, foreign_notes
 
     path = Path(model)
     decoder = open_decoder(path, library=None if library else False)
     words = find_tokenizer(_path(tokenizer), beside=(path,))
     sampling = None if greedy else Sampling()
-    return run(decoder, words, prompt, max_new_tokens=max_new_tokens, sampling=sampling, chat=chat, on_text=on_text)
+    answer = run(decoder, words, prompt, max_new_tokens=max_new_tokens, sampling=sampling, chat=chat, on_text=on_text)
+    return replace(answer, notes=foreign_notes(words, decoder.vocabulary))
 
 
 def export_graphsurgeon(graph: gs.Graph) -> onnx.ModelProto:

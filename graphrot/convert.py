@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 
     from graphrot.analysis.types import Facts
     from graphrot.evaluate.certificate import Certificate
+    from graphrot.half import HalfError, HalfTypes
     from graphrot.model.inputs import Inputs
     from graphrot.model.interop import ModelObject
     from graphrot.model.load import Source
+    from graphrot.model.save import Claim
     from graphrot.plan.types import RotationPlan
+    from graphrot.quant.groups import SolvedGroups
     from graphrot.recipe import Recipe
     from graphrot.report.manifest import Manifest
     from graphrot.texts import Texts
@@ -64,17 +67,22 @@ class Converted:
             UsageError: the output exists and may not be replaced.
             EnvironmentProblem: the disk is full, or the place cannot be written.
         """
-        from graphrot.model.save import named, save_directory, save_file
+        from graphrot.model.save import claim
+
+        sources = () if self.inputs is None else self.inputs.files()
+        with claim(Path(output), force=force, sources=sources) as held:
+            return self.write(held)
+
+    def write(self, held: Claim) -> Path:
+        """As :meth:`save`, into an output that the caller has claimed."""
+        from graphrot.model.save import save_directory, save_file
         from graphrot.plan.serialize import plan_to_json
 
-        target = named(Path(output))
         content, plan = self.report.model_dump(), plan_to_json(self.plan)
-        sources = () if self.inputs is None else self.inputs.files()
-        if target.suffix == ".onnx":
-            saved = save_file(self.model, content, target, force=force, plan=plan, sources=sources)
+        if held.target.suffix == ".onnx":
+            saved = save_file(self.model, content, held.target, held=held, plan=plan)
         else:
-            words = self.tokenizer_dir
-            saved = save_directory(self.model, content, words, target, force=force, plan=plan, sources=sources)
+            saved = save_directory(self.model, content, self.tokenizer_dir, held.target, held=held, plan=plan)
         sizes = self.report.sizes.model_copy(update={"model_bytes": saved.model_bytes})
         self.report = self.report.model_copy(update={"sizes": sizes})
         return saved.path
@@ -106,10 +114,13 @@ def convert(
     plan: str | Path | None = None,
     allow_partial: bool = False,
     force: bool = False,
+    resume: bool = False,
     progress: Progress = silent,
     **overrides: Any,
 ) -> Converted:
     """Rotate and quantize a decoder.
+
+    The same source, recipe and text give the same bytes, on any number of threads, interrupted or not.
 
     Args:
         source: a Hugging Face directory, a hub id (``owner/name`` or ``owner/name@revision``), ``X.gguf``,
@@ -122,25 +133,27 @@ def convert(
         plan: a plan (JSON) that is replayed instead of making one; its rotations replace the recipe's.
         allow_partial: go on where some of the asked rotations are refused.
         force: replace what an earlier conversion wrote, but never a file that this one reads.
+        resume: go on where an earlier run with the same arguments was interrupted or killed, if there is one; and
+            when this one stops, leave its work (a hidden folder beside the output) to the next.
         progress: told of each step.
         overrides: fields of the recipe.
 
     Raises:
-        UsageError: options or recipe are wrong, or the output exists.
+        UsageError: options or recipe are wrong, the output exists, or another run is writing it.
         InputRefused: the source cannot be used, or nothing in it can be rotated.
         CheckFailed: the rotated model does not answer like the source.
         EnvironmentProblem: a package, disk space or a permission is missing.
     """
     from graphrot.model.inputs import Inputs
-    from graphrot.model.onnxfile import open_onnx
-    from graphrot.model.save import named, refuse_target
+    from graphrot.plan.replay import follow
     from graphrot.plan.serialize import load_plan
     from graphrot.recipe import resolve_recipe
+    from graphrot.threads import steady_blas
 
     wanted = resolve_recipe(recipe, **overrides)
     replayed = None if plan is None else load_plan(Path(plan))
     if replayed is not None:
-        wanted = _follow(replayed, wanted, overrides)
+        wanted = follow(replayed, wanted, overrides)
     if calibration is not None and wanted.solver != "gptq" and wanted.certificate is None:
         raise UsageError(
             "Nothing would read the calibration text",
@@ -148,16 +161,14 @@ def convert(
             why=f"the solver is {wanted.solver or 'none'} and the certificate is off",
             do="leave it out, or use --solver gptq",
         )
-    target = None if output is None else named(Path(output))
+    if resume and output is None:
+        raise UsageError("Nothing can be resumed without an output", where="resume", do="give the output of the run")
     recipe_file = recipe if isinstance(recipe, str | Path) else None
     given = str(source) if isinstance(source, Path) else source
     inputs = Inputs.of(given, (calibration, tokenizer, plan, recipe_file))
-    if target is not None:
-        refuse_target(target, force=force, sources=inputs.files())
-    scratch = _scratch(target)
-    try:
-        job = _Job(wanted, scratch, progress)
-        result = job.run(
+
+    def run(work: _Places) -> Converted:
+        result = _Job(wanted, work, progress).run(
             given,
             calibration=None if calibration is None else Path(calibration),
             tokenizer=None if tokenizer is None else Path(tokenizer),
@@ -165,67 +176,72 @@ def convert(
             allow_partial=allow_partial,
         )
         result.inputs = inputs
-        if target is None:
-            weakref.finalize(result.model, shutil.rmtree, scratch, ignore_errors=True)
-            return result
-        progress("writing the model", 0, 1)
-        result.model = open_onnx(result.save(target, force=force))
+        return result
+
+    with steady_blas():
+        if output is None:
+            return _in_scratch(run)
+        return _into(Path(output), run, force=force, resume=resume, inputs=inputs, progress=progress)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Folders of a run: for scratch files, for the export of the source, and for solved weights."""
+
+    scratch: Path
+    export: Path
+    groups: Path
+
+
+def _in_scratch(run: Callable[[_Places], Converted]) -> Converted:
+    """Run without an output; the scratch folder lives as long as the model."""
+    try:
+        folder = Path(mkdtemp(prefix="graphrot-"))
+    except OSError as error:
+        raise EnvironmentProblem(
+            "There is no place for scratch files", why=str(error), do="check permissions and space"
+        ) from error
+    try:
+        (folder / "scratch").mkdir()
+        result = run(_Places(folder / "scratch", folder / "export", folder / "groups"))
     except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         raise
-    shutil.rmtree(scratch, ignore_errors=True)
+    weakref.finalize(result.model, shutil.rmtree, folder, ignore_errors=True)
     return result
 
 
-def _scratch(target: Path | None) -> Path:
-    """A new scratch folder, on the disk that the output goes to (it holds copies of all weights)."""
-    parent = None if target is None else target.absolute().parent
-    try:
-        return Path(mkdtemp(prefix=".graphrot-", dir=parent))
-    except OSError as error:
-        raise EnvironmentProblem(
-            "There is no place for scratch files", where=str(parent), why=str(error), do="check permissions and space"
-        ) from error
+def _into(
+    output: Path,
+    run: Callable[[_Places], Converted],
+    *,
+    force: bool,
+    resume: bool,
+    inputs: Inputs,
+    progress: Progress,
+) -> Converted:
+    """Run, and write the output as a whole or not at all."""
+    from graphrot.model.onnxfile import open_onnx
+    from graphrot.model.save import claim
 
-
-def _follow(plan: RotationPlan, recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
-    """The recipe with the rotations of a replayed plan.
-
-    Raises:
-        UsageError: an option asks for other rotations than the plan has.
-    """
-    from graphrot.recipe import resolve_recipe
-
-    fields = ("rotations", "only", "seed")
-    for name in fields:
-        if name in overrides:
-            raise UsageError(
-                f"--{name} and --plan contradict each other",
-                where="--plan",
-                why="a plan names its rotations one by one",
-                do="leave one of the two out",
-            )
-    same = {name: plan.recipe[name] for name in fields if name in plan.recipe}
-    if same.get("rotations", "") is None:
-        same = {"rotations": None}
-    followed = resolve_recipe(recipe, name=recipe.name, **same)
-    if plan.tie is not None and followed.embedding != followed.head:
-        raise UsageError(
-            "The plan keeps one table for embedding and head, and the recipe quantizes them differently",
-            where=f"embedding {followed.embedding or 'none'}, head {followed.head or 'none'}",
-            do="give both the same, or make a new plan",
-        )
-    return followed
+    with claim(output, force=force, sources=inputs.files(), resume=resume) as held:
+        work = held.work
+        result = run(_Places(work.scratch, work.export, work.groups))
+        progress("writing the model", 0, 1)
+        written = result.write(held)
+    result.model = open_onnx(written)
+    return result
 
 
 class _Job:
-    """One conversion: its recipe, its scratch folder, its clock."""
+    """One conversion: its recipe, its folders, its clock."""
 
-    def __init__(self, recipe: Recipe, workdir: Path, progress: Progress) -> None:
+    def __init__(self, recipe: Recipe, work: _Places, progress: Progress) -> None:
         self.recipe = recipe
-        self.workdir = workdir
+        self.work = work
         self.progress = progress
         self.seconds: dict[str, float] = {}
+        self.notes: tuple[str, ...] = ()
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -245,20 +261,26 @@ class _Job:
     ) -> Converted:
         """The order of things."""
         from graphrot.analysis.analyze import analyze
-        from graphrot.model.load import load_source
+        from graphrot.half import half_notes, half_types, narrow_model
+        from graphrot.model.load import load_source, widened
+        from graphrot.plan.replay import refuse_less, same_source
         from graphrot.quantize import quantize
         from graphrot.report.manifest import build_manifest, metadata
         from graphrot.texts import Texts
 
         with self.step("export"):
-            source = load_source(spec, workdir=self.workdir / "source", progress=self.progress)
+            source = load_source(spec, workdir=self.work.export, progress=self.progress)
+            source = widened(source, self.work.scratch / "widened")
         texts = Texts(tokenizer or source.tokenizer_dir, calibration)
         self._check(source, texts)
         with self.step("analysis"):
             facts = analyze(source.model, progress=self.progress)
+        types = half_types(source.model, facts, source.floats, self.recipe.dtype)
+        self.recipe = self.recipe.model_copy(update={"dtype": types.dtype})
         with self.step("plan"):
-            chosen = self._planned(facts, source) if plan is None else _same_source(plan, source)
-            self._refuse_less(chosen, allow_partial=allow_partial)
+            chosen = self._planned(facts, source) if plan is None else same_source(plan, source.sha256)
+            if self.recipe.rotations is not None:
+                refuse_less(chosen, self.recipe, allow_partial=allow_partial)
         with self.step("rotate"):
             rotated = self._rotated(source.model, chosen)
         certificate = None
@@ -266,7 +288,7 @@ class _Job:
             with self.step("certificate"):
                 certificate = self._certify(source, rotated, chosen, texts)
         with self.step("quantize"):
-            scratch = self.workdir / "quantized"
+            solved = self._solved(source, chosen, texts)
             done = quantize(
                 rotated,
                 source.model,
@@ -274,32 +296,69 @@ class _Job:
                 chosen,
                 self.recipe,
                 texts=texts,
-                scratch=scratch,
+                scratch=self.work.scratch / "quantized",
+                solved=solved,
                 progress=self.progress,
             )
-        if self.recipe.quantizes and self.recipe.certificate is not None:
+        half = None
+        if types.half is not None:
+            with self.step("narrow"):
+                narrow_model(rotated, types, self.work.scratch / "narrowed", progress=self.progress)
+                if self.recipe.certificate is not None:
+                    half = self._measure(source, rotated, types, texts)
+        if types.half is not None or (self.recipe.quantizes and self.recipe.certificate is not None):
             with self.step("check"):
                 self._try(rotated)
-        report = build_manifest(source, self.recipe, chosen, certificate, done, facts, self.seconds)
+        report = build_manifest(source, self.recipe, chosen, certificate, done, facts, self.seconds, types, half)
         rotated.metadata_props.update(metadata(report, chosen))
-        return Converted(rotated, chosen, certificate, report, source.notes + done.notes, texts.tokenizer_dir)
+        notes = source.notes + texts.notes + self.notes + done.notes + half_notes(types)
+        return Converted(rotated, chosen, certificate, report, notes, texts.tokenizer_dir)
+
+    def _solved(self, source: Source, plan: RotationPlan, texts: Texts) -> SolvedGroups | None:
+        """Where gptq keeps what it has solved, and finds what an interrupted run has solved for the same job."""
+        import hashlib
+
+        from graphrot.plan.serialize import plan_hash
+        from graphrot.quant.groups import SolvedGroups
+        from graphrot.quantize import CALIBRATION_TOKENS
+        from graphrot.report.manifest import library_versions
+
+        if self.recipe.solver != "gptq" or self.recipe.weight_bits is None:
+            return None
+        job = {
+            "source": source.sha256,
+            "recipe": self.recipe.model_dump(mode="json"),
+            "plan": plan_hash(plan),
+            "calibration text": hashlib.sha256(texts.tokens(CALIBRATION_TOKENS).tobytes()).hexdigest(),
+            "versions": library_versions(),
+        }
+        solved = SolvedGroups(self.work.groups, job)
+        if solved.changed:
+            note = f"not resumed, since the interrupted run had another {', another '.join(solved.changed)}"
+            self.progress(note, 0, 1)
+            self.notes = (note,)
+        return solved
 
     def _check(self, source: Source, texts: Texts) -> None:
         """Refuse early what would fail after minutes."""
         import onnx_ir as ir
 
-        others = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
+        from graphrot.model.finite import refuse_not_finite
+        from graphrot.quantize import SHORTEST_CALIBRATION
+
+        refuse_not_finite(source.model)
         for value in source.model.graph.initializers.values():
-            matrix = value.shape is not None and len(value.shape) > 1
-            if value.dtype in others and (matrix or value.dtype != ir.DataType.DOUBLE):
+            if value.dtype == ir.DataType.DOUBLE and value.shape is not None and len(value.shape) > 1:
                 raise InputRefused(
-                    "The source's weights are not float32",
-                    where=f"tensor {value.name!r} is {value.dtype}",
-                    why="only float32 models are written in this version",
+                    "The source's weights are float64",
+                    where=f"tensor {value.name!r}",
+                    why="float32, float16 and bfloat16 models are converted",
                     do="export the model in float32",
                 )
         if self.recipe.solver == "gptq":
-            texts.require("gptq calibrates on text")
+            texts.require("gptq calibrates on text", tokens=SHORTEST_CALIBRATION)
+        elif self.recipe.certificate is not None and texts.available:
+            texts.tokens(1)
 
     def _planned(self, facts: Facts, source: Source) -> RotationPlan:
         from graphrot.plan.build import PlanRequest, build_plan
@@ -314,32 +373,6 @@ class _Job:
             recipe=recipe.model_dump(),
         )
         return build_plan(facts, request, source_hash=source.sha256)
-
-    def _refuse_less(self, plan: RotationPlan, *, allow_partial: bool) -> None:
-        """Rotating less than was asked for needs the user's word.
-
-        Raises:
-            InputRefused: nothing can be rotated, or a site of the asked kinds is refused.
-        """
-        if self.recipe.rotations is None:
-            return
-        refused = "; ".join(f"{r.kind} at {r.node} ({r.op}): {r.reason}" for r in plan.refusals[:5])
-        if len(plan.refusals) > 5:
-            refused += f"; and {len(plan.refusals) - 5} more"
-        found = {rotation.space.kind for rotation in plan.rotations}
-        missing = [kind for kind in self.recipe.only or () if kind not in found]
-        if not plan.rotations:
-            raise InputRefused(
-                "Nothing in this model can be rotated",
-                where=refused or f"no site of {', '.join(self.recipe.sites)}",
-                do="see graphrot inspect; --rotations none quantizes without rotation",
-            )
-        if (plan.refusals or missing) and not allow_partial:
-            raise InputRefused(
-                "Not everything that was asked for can be rotated",
-                where=refused or f"no site of {', '.join(missing)}",
-                do="--allow-partial goes on with the rest; --only names what to rotate",
-            )
 
     def _rotated(self, model: ir.Model, plan: RotationPlan, name: str = "rotated") -> ir.Model:
         """A rotated copy of the model; its new weights lie in the scratch folder."""
@@ -357,14 +390,14 @@ class _Job:
             step(result)
         RemoveUnusedNodesPass()(result)
         result.graph.sort()
-        materialize(result, WeightStore(self.workdir / name), progress=self.progress)
+        materialize(result, WeightStore(self.work.scratch / name), progress=self.progress)
         return result
 
     def _certify(self, source: Source, rotated: ir.Model, plan: RotationPlan, texts: Texts) -> Certificate:
         from graphrot.evaluate.certificate import TEXT_TOKENS, certify
         from graphrot.model.save import save_model
 
-        folder = self.workdir / "certificate"
+        folder = self.work.scratch / "certificate"
         folder.mkdir()
         save_model(rotated, folder / "rotated.onnx")
         return certify(
@@ -376,8 +409,21 @@ class _Job:
             progress=self.progress,
         )
 
+    def _measure(self, source: Source, narrowed: ir.Model, types: HalfTypes, texts: Texts) -> HalfError:
+        from graphrot.evaluate.certificate import TEXT_TOKENS
+        from graphrot.half import measure_half
+
+        return measure_half(
+            source.path,
+            narrowed,
+            types,
+            self.work.scratch / "half",
+            text=texts.tokens(TEXT_TOKENS) if texts.available else (),
+            progress=self.progress,
+        )
+
     def _try(self, model: ir.Model) -> None:
-        """Load the quantized model and run a few tokens: a file that does not run must not be written.
+        """Load the finished model and run a few tokens: a file that does not run must not be written.
 
         Raises:
             CheckFailed: it does not load, or its logits are not finite.
@@ -385,27 +431,21 @@ class _Job:
         import numpy as np
 
         from graphrot.evaluate.session import DecoderSession
+        from graphrot.model.save import save_model
 
-        self.progress("trying the quantized model", 0, 1)
+        self.progress("trying the model", 0, 1)
+        folder = self.work.scratch / "tried"
+        folder.mkdir()
+        save_model(model, folder / "model.onnx")
         try:
-            logits, cache = (decoder := DecoderSession(model)).run(np.zeros((1, 3), np.int64))
+            logits, cache = (decoder := DecoderSession(folder)).run(np.zeros((1, 3), np.int64))
             logits, _ = decoder.run(logits[:, -1:].argmax(axis=-1), cache)
         except InputRefused as error:
             raise CheckFailed(
-                "The quantized model does not run",
+                "The converted model does not run",
                 where=error.where,
                 why=error.why or error.what,
                 do="report the model",
             ) from error
         if not np.isfinite(logits).all():
-            raise CheckFailed("The quantized model's logits are not finite", do="report the model and the recipe")
-
-
-def _same_source(plan: RotationPlan, source: Source) -> RotationPlan:
-    if plan.source_hash != source.sha256:
-        raise UsageError(
-            "The plan was made for another source",
-            where=f"plan: {plan.source_hash[:12]}, source: {source.sha256[:12]} (sha256)",
-            do="make a new plan by converting without --plan",
-        )
-    return plan
+            raise CheckFailed("The converted model's logits are not finite", do="report the model and the recipe")

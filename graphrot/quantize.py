@@ -24,6 +24,7 @@ from graphrot.passes.refs import current_linears
 from graphrot.plan.types import RotationPlan
 from graphrot.progress import Progress
 from graphrot.quant.grid import QuantizedTensor, WeightGrid
+from graphrot.quant.groups import SolvedGroups
 from graphrot.quant.linears import quantize_linears, quantize_weights
 from graphrot.quant.tables import quantize_table
 from graphrot.recipe import Recipe
@@ -31,6 +32,9 @@ from graphrot.texts import Texts
 
 CALIBRATION_TOKENS = 4096
 """Tokens of the calibration text, in windows of :data:`CALIBRATION_WINDOW`."""
+
+SHORTEST_CALIBRATION = 64
+"""Tokens that a calibration text must have."""
 
 CALIBRATION_WINDOW = 512
 
@@ -54,6 +58,7 @@ def quantize(
     *,
     texts: Texts,
     scratch: Path,
+    solved: SolvedGroups | None = None,
     progress: Progress,
 ) -> Quantized:
     """Quantize ``model`` in place as the recipe says, and lower it to the recipe's target.
@@ -66,6 +71,7 @@ def quantize(
         recipe: what to quantize, and how.
         texts: for gptq.
         scratch: a folder for new weights, owned by the caller.
+        solved: the groups that gptq has solved, kept for an interrupted run; None: nothing is kept.
         progress: told of each layer.
 
     Raises:
@@ -77,7 +83,7 @@ def quantize(
     linears = current_linears(model, facts.linears)
     body = [linear for linear in linears if not linear.is_head]
     heads = [linear for linear in linears if linear.is_head]
-    solved = _solve(model, body, recipe, texts, scratch, progress)
+    tensors = _solve(model, body, recipe, texts, scratch, solved, progress)
     rounding = None
     if recipe.activation_bits is not None:
         rounding = QuantizeActivations(plan, body, bits=recipe.activation_bits)
@@ -86,15 +92,18 @@ def quantize(
     tables(model)
     shared = {plan.tie.head.node} if plan.tie is not None and recipe.head_bits is not None else set()
     alone = [linear for linear in heads if linear.node not in shared]
-    items = [(linear, solved[linear.node]) for linear in body if linear.node in solved]
+    items = [(linear, tensors[linear.node]) for linear in body if linear.node in tensors]
     weights = QuantizeWeights(plan, chain(items, _heads(model, alone, recipe)), store=store)
     weights(model)
     written = [*weights.records, *tables.heads]
     activations = rounding.records if rounding is not None else []
+    float16 = recipe.dtype == "float16"
     if recipe.target == "ort":
-        report = emit_ort(model, store=store, linears=written, tables=tables.records, activations=activations)
+        report = emit_ort(
+            model, store=store, linears=written, tables=tables.records, activations=activations, float16=float16
+        )
     else:
-        report = emit_portable(model, linears=written, tables=tables.records, activations=activations)
+        report = emit_portable(model, linears=written, tables=tables.records, activations=activations, float16=float16)
     entries = _with_unrotated_errors(report.quantized, source, facts, plan, recipe, progress)
     return Quantized(entries, report.notes, report.linear_bits_per_weight)
 
@@ -126,7 +135,13 @@ def _grid(bits: Literal[4, 8], recipe: Recipe) -> WeightGrid:
 
 
 def _solve(
-    model: ir.Model, body: Sequence[LinearRef], recipe: Recipe, texts: Texts, scratch: Path, progress: Progress
+    model: ir.Model,
+    body: Sequence[LinearRef],
+    recipe: Recipe,
+    texts: Texts,
+    scratch: Path,
+    solved: SolvedGroups | None,
+    progress: Progress,
 ) -> dict[str, QuantizedTensor]:
     if recipe.weight_bits is None or recipe.solver is None:
         return {}
@@ -139,6 +154,7 @@ def _solve(
         activation_bits=recipe.activation_bits,
         feeds=feeds,
         scratch=scratch,
+        solved=solved,
         progress=progress,
     )
 

@@ -14,7 +14,8 @@ import graphrot
 PACKAGE = Path(graphrot.__file__).parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "progress"),
+    ("errors", "progress", "threads"),
+    ("work",),
     ("analysis.types", "plan.types"),
     ("graph",),
     ("rotation",),
@@ -26,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("quant", "passes", "emit"),
     ("evaluate",),
     ("texts",),
-    ("quantize",),
+    ("quantize", "half"),
     ("report",),
     ("convert",),
     ("api",),

@@ -72,7 +72,12 @@ def convert(
         str | None, typer.Option(metavar="cpu", help="Where the model will run.", rich_help_panel=_RECIPE)
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(metavar="float32", help="What stays float.", rich_help_panel=_RECIPE)
+        str | None,
+        typer.Option(
+            metavar="float32|float16|bfloat16",
+            help="Type of what stays float, and of the cache (default: float32, or an .onnx source's own).",
+            rich_help_panel=_RECIPE,
+        ),
     ] = None,
     kernels: Annotated[
         str | None, typer.Option(metavar="ort", help="Whose matmuls to use.", rich_help_panel=_RECIPE)
@@ -94,6 +99,9 @@ def convert(
         bool, typer.Option("--allow-partial", help="Go on where some of the asked rotations are refused.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace what an earlier conversion wrote.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where a stopped run of the same command was, if there is one.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     """Rotate SOURCE, quantize it, check it, and write the result.
@@ -130,6 +138,7 @@ def convert(
             plan=plan,
             allow_partial=allow_partial,
             force=force,
+            resume=resume,
             progress=bars,
             **{name: value for name, value in options.items() if value is not None},
         )
@@ -159,6 +168,13 @@ def summary(result: Converted, output: Path) -> list[str]:
             f"({certificate.dtype}, {certificate.tokens} tokens, top-1 {certificate.top1:.2%}"
             + ("" if control is None else f"; one inverse left out: {control:.1e}")
             + ")"
+        )
+    half = report.half
+    if half is not None and not report.quantized:
+        plain = "does not fit" if half.plain_relative is None else f"{half.plain_relative:.1e}"
+        lines.append(
+            f"{half.dtype:10s} relative error {half.relative:.1e} (the source only cast: {plain}; "
+            f"{half.tokens} tokens, top-1 {half.top1:.2%})"
         )
     sizes = report.sizes
     bits = f", {sizes.bits_per_weight:.2f} bits per weight" if report.quantized else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -11,9 +11,11 @@ import onnx_ir as ir
 
 from graphrot.errors import InputRefused
 from graphrot.model.files import sha256_of, tokenizer_folder
+from graphrot.model.finished import exported
 from graphrot.model.hub import fetch, is_hub_id
 from graphrot.model.interface import check_interface
 from graphrot.model.onnxfile import external_files, open_onnx, refuse_own, refuse_quantized
+from graphrot.model.widen import FloatTypes, float_types, widen
 from graphrot.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ class Source:
     tokenizer_dir: Path | None
     path: Path
     notes: tuple[str, ...] = ()
+    floats: FloatTypes = FloatTypes()
 
 
 def load_source(
@@ -79,6 +82,20 @@ def load_source(
     )
 
 
+def widened(source: Source, folder: Path) -> Source:
+    """A source with half floats as a float32 one; ``floats`` says what types it had.
+
+    Args:
+        source: as loaded.
+        folder: takes the widened file, which must stay while the source is used.
+    """
+    found = float_types(source.model)
+    if found is None:
+        return source
+    model, path = widen(source.model, folder)
+    return replace(source, model=model, path=path, floats=found)
+
+
 def load_onnx(path: Path) -> ir.Model:
     """Open an .onnx file for looking at it; a model that graphrot wrote is welcome here.
 
@@ -117,9 +134,10 @@ def _load_gguf(path: Path, workdir: Path, progress: Progress) -> Source:
     from graphrot.model.hf import export
 
     header = read_header(path)
-    exported, words = workdir / "source.onnx", workdir / "tokenizer"
-    workdir.mkdir(parents=True, exist_ok=True)
-    export(lambda: load_gguf(path), exported, progress=progress)
+    digest, words = sha256_of([path]), workdir / "tokenizer"
+    onnx_file = exported(
+        workdir, digest, lambda made: export(lambda: load_gguf(path), made, progress=progress), progress=progress
+    )
     notes: list[str] = []
     if header.quantized:
         notes.append(
@@ -127,9 +145,7 @@ def _load_gguf(path: Path, workdir: Path, progress: Progress) -> Source:
         )
     if why := write_tokenizer(path, words):
         notes.append(f"{why}: give --tokenizer DIR")
-    return Source(
-        ir.load(exported), "gguf", path.name, sha256_of([path]), tokenizer_folder(words), exported, tuple(notes)
-    )
+    return Source(ir.load(onnx_file), "gguf", path.name, digest, tokenizer_folder(words), onnx_file, tuple(notes))
 
 
 def _load_folder(folder: Path, workdir: Path, progress: Progress, *, hub_id: str | None = None) -> Source:
@@ -144,12 +160,11 @@ def _load_folder(folder: Path, workdir: Path, progress: Progress, *, hub_id: str
         )
     _refuse_onnx_folder(folder)
     read_config(folder)
-    workdir.mkdir(parents=True, exist_ok=True)
-    path = workdir / "source.onnx"
-    export_folder(folder, path, progress=progress)
+    digest = hash_of(folder)
+    path = exported(workdir, digest, lambda made: export_folder(folder, made, progress=progress), progress=progress)
     kind: Literal["hf", "hub"] = "hf" if hub_id is None else "hub"
     name = hub_id or folder.resolve().name
-    return Source(ir.load(path), kind, name, hash_of(folder), tokenizer_folder(folder), path)
+    return Source(ir.load(path), kind, name, digest, tokenizer_folder(folder), path)
 
 
 def _refuse_onnx_folder(folder: Path) -> None:

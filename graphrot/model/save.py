@@ -1,4 +1,4 @@
-"""Write a converted model: everything into a temporary sibling, then renames. All or nothing.
+"""Write a converted model: everything into the work folder, then renames. All or nothing, see ``install.py``.
 
 Folder form: ``model.onnx``, ``model.onnx.data``, ``graphrot.json``, ``plan.json`` and the tokenizer's
 files. File form: ``X.onnx``, ``X.onnx.data``, ``X.graphrot.json``, ``X.plan.json``.
@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,9 @@ import onnx_ir as ir
 
 from graphrot.errors import EnvironmentProblem, UsageError
 from graphrot.model.files import TOKENIZER_FILES, tokenizer_files
+from graphrot.model.install import install, repair
+from graphrot.work.files import sync
+from graphrot.work.folder import WorkFolder, work_path
 
 MODEL = "model.onnx"
 DATA = ".data"
@@ -42,6 +43,50 @@ class Saved:
     model_bytes: int
 
 
+@dataclass(frozen=True)
+class Claim:
+    """An output that is ours to write: its work folder is locked, and it may be replaced if it exists."""
+
+    target: Path
+    work: WorkFolder
+    force: bool
+    sources: tuple[Path, ...]
+
+    def check(self) -> None:
+        """Look again whether the output may be written."""
+        refuse_target(self.target, force=self.force, sources=self.sources)
+
+
+@contextlib.contextmanager
+def claim(target: Path, *, force: bool = False, sources: Iterable[Path] = (), resume: bool = False) -> Iterator[Claim]:
+    """Lock an output and its work folder, and mend what a killed run left half way.
+
+    Args:
+        target: the folder or ``X.onnx`` to write.
+        force: replace what an earlier conversion wrote there.
+        sources: the files that the model is made from; see :func:`refuse_target`.
+        resume: keep what an earlier run can be gone on with, and leave it behind after an error. A run that was
+            killed when its output had just got to its place is gone on with, too: it may be replaced.
+
+    Raises:
+        UsageError: the output may not be replaced, its parent does not exist, or another run writes it. Nothing
+            was written.
+        EnvironmentProblem: the work folder cannot be made.
+    """
+    target = named(target)
+    read = tuple(sources) if _taken(target) or work_path(target).is_dir() else ()
+    if not work_path(target).is_dir():
+        refuse_target(target, force=force, sources=read)
+    with WorkFolder(target, resume=resume) as work:
+        installed = repair(work.save)
+        if installed and not resume:
+            work.clear()
+        held = Claim(target, work, force or (installed and resume), read)
+        held.check()
+        work.begin()
+        yield held
+
+
 def save_directory(
     model: ir.Model,
     manifest: Mapping[str, Any],
@@ -51,6 +96,7 @@ def save_directory(
     force: bool = False,
     plan: str | None = None,
     sources: Iterable[Path] = (),
+    held: Claim | None = None,
 ) -> Saved:
     """Write the folder form.
 
@@ -63,15 +109,15 @@ def save_directory(
         force: replace what an earlier conversion wrote there.
         plan: content of plan.json.
         sources: the files that the model was made from; see :func:`refuse_target`.
+        held: the target's claim, where the caller has made one; then ``force`` and ``sources`` are its own.
 
     Raises:
-        UsageError: the target exists and may not be replaced, or its parent does not exist.
+        UsageError: the target exists and may not be replaced, its parent does not exist, or another run
+            writes it.
         EnvironmentProblem: the disk is full, or the place cannot be written. Nothing is left behind.
     """
-    target = named(target)
-    refuse_target(target, force=force, sources=sources)
-    with _writing(target) as work:
-        made = work / "made"
+    with _writing(target, held, force, sources) as (target, area):
+        made = area / "made"
         made.mkdir()
         size = save_model(model, made / MODEL)
         _write_texts(made, _texts(manifest, size, plan))
@@ -79,10 +125,10 @@ def save_directory(
             shutil.copyfile(file, made / file.name)
         _sync(made)
         if target.is_dir():
-            old = [target / name for name in sorted(_OWN) if _exists(target / name)]
-            _install(_model_last(made, MODEL, target), work, remove=old)
+            old = [target / name for name in sorted(_OWN, key=_model_first) if _exists(target / name)]
+            install(_model_last(made, MODEL, target), area, remove=old)
         else:
-            _install([(made, target)], work)
+            install([(made, target)], area)
     return Saved(target / MODEL, size)
 
 
@@ -94,17 +140,16 @@ def save_file(
     force: bool = False,
     plan: str | None = None,
     sources: Iterable[Path] = (),
+    held: Claim | None = None,
 ) -> Saved:
     """Write the file form; arguments and errors as for :func:`save_directory`."""
-    target = named(target)
-    refuse_target(target, force=force, sources=sources)
-    with _writing(target) as work:
-        made = work / "made"
+    with _writing(target, held, force, sources) as (target, area):
+        made = area / "made"
         made.mkdir()
         size = save_model(model, made / target.name)
         _write_texts(made, {f"{target.stem}.{name}": text for name, text in _texts(manifest, size, plan).items()})
         _sync(made)
-        _install(_model_last(made, target.name, target.parent), work)
+        install(_model_last(made, target.name, target.parent), area, remove=_taken(target))
     return Saved(target, size)
 
 
@@ -141,7 +186,8 @@ def refuse_target(target: Path, *, force: bool = False, sources: Iterable[Path] 
             "The folder for the output does not exist", where=str(target.absolute().parent), do="create it first"
         )
     taken = _taken(target)
-    for path, file in ((path, file) for file in sources for path in taken if _is_or_holds(path, file)):
+    read = sources if taken else ()
+    for path, file in ((path, file) for file in read for path in taken if _is_or_holds(path, file)):
         raise UsageError(
             "The output would replace a file that the conversion reads",
             where=str(file) if path.is_file() else f"{file} in {path}",
@@ -183,7 +229,8 @@ def _refuse_foreign(folder: Path) -> None:
             why=f"it holds no {MANIFEST}, and replacing it would delete what it holds",
             do="give another name, or remove it yourself",
         )
-    others = sorted(file.name for file in folder.iterdir() if file.name not in _OWN or file.is_dir())
+    files = [file for file in folder.iterdir() if file.name != work_path(folder).name]
+    others = sorted(file.name for file in files if file.name not in _OWN or file.is_dir())
     if others:
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
         raise UsageError(
@@ -207,20 +254,16 @@ def _exists(path: Path) -> bool:
 
 
 def _empty_folder(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
+    return path.is_dir() and all(file.name == work_path(path).name for file in path.iterdir())
 
 
 @contextlib.contextmanager
-def _writing(target: Path) -> Iterator[Path]:
-    """A hidden folder to write in, in the target's folder or, if that exists, in the target: a rename away.
-
-    Removed at the end, come what may.
-    """
-    work: Path | None = None
+def _writing(target: Path, held: Claim | None, force: bool, sources: Iterable[Path]) -> Iterator[tuple[Path, Path]]:
+    """The target, and an empty folder to write in that is a rename away from it."""
     try:
-        place = target if target.is_dir() else target.absolute().parent
-        work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=place))
-        yield work
+        with claim(target, force=force, sources=sources) if held is None else contextlib.nullcontext(held) as mine:
+            mine.check()
+            yield mine.target, mine.work.save
     except OSError as error:
         raise EnvironmentProblem(
             "The output could not be written",
@@ -228,9 +271,6 @@ def _writing(target: Path) -> Iterator[Path]:
             why=f"{error.strerror or error}; nothing was left behind",
             do="make room on the disk or choose another place",
         ) from error
-    finally:
-        if work is not None:
-            shutil.rmtree(work, ignore_errors=True)
 
 
 def _texts(manifest: Mapping[str, Any], size: int, plan: str | None) -> dict[str, str]:
@@ -246,42 +286,14 @@ def _write_texts(folder: Path, texts: Mapping[str, str]) -> None:
 
 def _sync(folder: Path) -> None:
     for path in (*folder.iterdir(), folder):
-        if os.name == "nt" and path.is_dir():
-            continue
-        handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync(path)
+
+
+def _model_first(name: str) -> tuple[bool, str]:
+    return not name.endswith(".onnx"), name
 
 
 def _model_last(made: Path, model: str, folder: Path) -> list[tuple[Path, Path]]:
     """Each finished file and its place. The .onnx comes last: once it is there, all of it is."""
-    files = sorted(made.iterdir(), key=lambda file: file.name == model)
+    files = sorted(made.iterdir(), key=lambda file: (file.name == model, file.name))
     return [(file, folder / file.name) for file in files]
-
-
-def _install(moves: Sequence[tuple[Path, Path]], work: Path, *, remove: Sequence[Path] = ()) -> None:
-    """Rename finished files or folders to their places; on failure put back what was there.
-
-    ``remove`` names files that go in any case, in the same all or nothing.
-    """
-    backup = work / "replaced"
-    backup.mkdir()
-    undo: list[tuple[Path, Path]] = []
-
-    def move(source: Path, place: Path) -> None:
-        source.rename(place)
-        undo.append((place, source))
-
-    try:
-        for old in remove:
-            move(old, backup / old.name)
-        for made, target in moves:
-            if _exists(target):
-                move(target, backup / target.name)
-            move(made, target)
-    except BaseException:
-        for source, place in reversed(undo):
-            source.rename(place)
-        raise

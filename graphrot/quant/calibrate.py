@@ -91,11 +91,20 @@ class LayerwiseCalibrator:
                 if name in wanted and any(name not in feed for feed in feeds):
                     raise InputRefused("A graph input is missing in the calibration batches", where=f"input {name!r}")
 
-    def run(self, solve: Solve) -> dict[str, QuantizedTensor]:
+    @property
+    def groups(self) -> list[LinearGroup]:
+        """The groups, in the order in which they are solved."""
+        return [segment.group for segment in self._segments]
+
+    def run(
+        self, solve: Solve, *, known: Sequence[Sequence[QuantizedTensor | None]] = ()
+    ) -> dict[str, QuantizedTensor]:
         """Solve every group in order.
 
         Args:
-            solve: called once per group; later groups see the weights it answers.
+            solve: called once per group that is not known; later groups see the weights it answers.
+            known: what ``solve`` has answered for the first groups in an earlier run. The model runs through
+                them all the same, so that later groups see what they saw then, bit by bit.
 
         Returns:
             Node (first output) -> quantized weight, without those that were left as they are.
@@ -105,9 +114,13 @@ class LayerwiseCalibrator:
         renamed: dict[str, str] = {}
         for position, segment in enumerate(self._segments):
             group = segment.group
-            moment = self._advance(segment, ready, renamed)
+            moment = None if position < len(known) else SecondMoment(group.linears[0].in_features)
+            self._advance(segment, ready, renamed, moment)
             weights = tuple(load_weight(self._values, linear) for linear in group.linears)
-            solved = solve(CalibratedGroup(group, weights, moment.matrix, moment.tokens))
+            if moment is None:
+                solved = known[position]
+            else:
+                solved = solve(CalibratedGroup(group, weights, moment.matrix, moment.tokens))
             for linear, weight, tensor in zip(group.linears, weights, solved, strict=True):
                 if tensor is not None:
                     result[linear.node] = tensor
@@ -115,7 +128,11 @@ class LayerwiseCalibrator:
                 ready[linear.node] = (linear.weight_input, stored_layout(weight, linear, self._dtype(linear)))
                 if self._bits is not None:
                     renamed[linear.node] = group.input
-            self._progress(self._step, position + 1, len(self._segments))
+            if moment is None:
+                step = f"resuming: {len(known)} of {len(self._segments)} groups done"
+                self._progress(step, position + 1, len(known))
+            else:
+                self._progress(self._step, position + 1, len(self._segments))
         return result
 
     def _dtype(self, linear: LinearRef) -> np.dtype[np.generic]:
@@ -123,14 +140,18 @@ class LayerwiseCalibrator:
         return read_constant(value).dtype if value.dtype is None else value.dtype.numpy()
 
     def _advance(
-        self, segment: Segment, ready: dict[str, tuple[int, np.ndarray]], renamed: dict[str, str]
-    ) -> SecondMoment:
-        """Run one segment over all batches and gather the moment of the tensor it ends in."""
+        self,
+        segment: Segment,
+        ready: dict[str, tuple[int, np.ndarray]],
+        renamed: dict[str, str],
+        moment: SecondMoment | None,
+    ) -> None:
+        """Run one segment over all batches and gather the moment, if it is asked for, of the tensor it ends in."""
         name = segment.group.input
         here = [node for node in ready if node in segment.made]
         weights = {node: ready.pop(node) for node in here}
         reading = {node: renamed.pop(node) for node in here if node in renamed}
-        moment = SecondMoment(segment.group.linears[0].in_features)
+        width = segment.group.linears[0].in_features
         session: SegmentSession | None = None
         for carried in self._carried:
             if segment.outputs:
@@ -139,17 +160,17 @@ class LayerwiseCalibrator:
                 )
                 carried.update(session.run(carried))
             inputs = carried[name]
-            if inputs.shape[-1] != moment.matrix.shape[0]:
+            if inputs.shape[-1] != width:
                 raise InputRefused(
-                    f"A linear of {moment.matrix.shape[0]} input channels reads a tensor of shape {list(inputs.shape)}",
+                    f"A linear of {width} input channels reads a tensor of shape {list(inputs.shape)}",
                     where=f"tensor {name!r}",
                 )
             if self._bits is not None:
                 inputs = carried[quantized_name(name)] = fake_quantize_tokens(inputs, self._bits)
                 if not segment.shared:
                     del carried[name]
-            moment.add(inputs)
+            if moment is not None:
+                moment.add(inputs)
             for dropped in segment.drop:
                 carried.pop(dropped, None)
                 carried.pop(quantized_name(dropped), None)
-        return moment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +18,7 @@ from graphrot.quant.calibrate import CalibratedGroup, LayerwiseCalibrator
 from graphrot.quant.clip import quantize_clip
 from graphrot.quant.gptq import gptq_many
 from graphrot.quant.grid import QuantizedTensor, WeightGrid
+from graphrot.quant.groups import SolvedGroups
 from graphrot.quant.rtn import quantize_rtn
 from graphrot.quant.store import CodeStore
 from graphrot.quant.weights import load_weight
@@ -36,6 +38,7 @@ def quantize_linears(
     activation_bits: Literal[4, 8] | None = None,
     feeds: Sequence[Mapping[str, np.ndarray]] = (),
     scratch: Path | None = None,
+    solved: SolvedGroups | None = None,
     threads: int | None = None,
     progress: Progress = silent,
 ) -> dict[str, QuantizedTensor]:
@@ -49,6 +52,7 @@ def quantize_linears(
         activation_bits: what the written model will round the linears' inputs to (gptq only).
         feeds: batches of graph inputs by name, caches empty (gptq only).
         scratch: folder for the codes, owned by the caller; None: in memory.
+        solved: takes every solved group, and gives those of an interrupted run (gptq only); None: nothing is kept.
         threads: threads of ONNX Runtime; None: its own choice.
         progress: told after every tensor or group.
 
@@ -66,13 +70,19 @@ def quantize_linears(
     if not feeds:
         raise UsageError("The solver gptq needs calibration text", do="give one, or use the solver clip")
 
-    def solve(task: CalibratedGroup) -> list[QuantizedTensor]:
-        return [store.keep(tensor) for tensor in gptq_many(task.weights, task.hessian, grid)]
-
     calibrator = LayerwiseCalibrator(
         model, linears, feeds, activation_bits=activation_bits, threads=threads, progress=progress, step=STEP
     )
-    return calibrator.run(solve)
+    known = [] if solved is None else solved.load(calibrator.groups, grid)
+    positions = count(len(known))
+
+    def solve(task: CalibratedGroup) -> list[QuantizedTensor]:
+        tensors = gptq_many(task.weights, task.hessian, grid)
+        if solved is not None:
+            return solved.keep(next(positions), task.group, tensors)
+        return [store.keep(tensor) for tensor in tensors]
+
+    return calibrator.run(solve, known=known)
 
 
 def quantize_weights(

@@ -21,7 +21,7 @@ import sys, time
 from graphrot.cli.main import main
 
 def wait(job, *_, **__):
-    (job.workdir / "weights").write_bytes(b"much")
+    (job.work.scratch / "weights").write_bytes(b"much")
     print("ready", flush=True)
     {wait}
 
@@ -44,7 +44,7 @@ def test_signals(tmp_path: Path, number: signal.Signals, code: int, word: str, w
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        assert [path.name[:10] for path in tmp_path.iterdir()] == [".graphrot-"]
+        assert [path.name for path in tmp_path.iterdir()] == [".out.graphrot-work"]
         process.send_signal(number)
         _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (code, f"{word}\n")

@@ -1,0 +1,78 @@
+"""What a recipe and a plan must have to do with each other before any work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from graphrot.errors import InputRefused, UsageError
+from graphrot.plan.types import RotationPlan
+from graphrot.recipe import Recipe, resolve_recipe
+
+
+def follow(plan: RotationPlan, recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
+    """The recipe with the rotations of a replayed plan.
+
+    Raises:
+        UsageError: an option asks for other rotations than the plan has.
+    """
+    fields = ("rotations", "only", "seed")
+    for name in fields:
+        if name in overrides:
+            raise UsageError(
+                f"--{name} and --plan contradict each other",
+                where="--plan",
+                why="a plan names its rotations one by one",
+                do="leave one of the two out",
+            )
+    same = {name: plan.recipe[name] for name in fields if name in plan.recipe}
+    if same.get("rotations", "") is None:
+        same = {"rotations": None}
+    followed = resolve_recipe(recipe, name=recipe.name, **same)
+    if plan.tie is not None and followed.embedding != followed.head:
+        raise UsageError(
+            "The plan keeps one table for embedding and head, and the recipe quantizes them differently",
+            where=f"embedding {followed.embedding or 'none'}, head {followed.head or 'none'}",
+            do="give both the same, or make a new plan",
+        )
+    return followed
+
+
+def same_source(plan: RotationPlan, sha256: str) -> RotationPlan:
+    """The plan, if it was made for the source of this hash.
+
+    Raises:
+        UsageError: it was not.
+    """
+    if plan.source_hash != sha256:
+        raise UsageError(
+            "The plan was made for another source",
+            where=f"plan: {plan.source_hash[:12]}, source: {sha256[:12]} (sha256)",
+            do="make a new plan by converting without --plan",
+        )
+    return plan
+
+
+def refuse_less(plan: RotationPlan, recipe: Recipe, *, allow_partial: bool) -> None:
+    """Rotating less than was asked for needs the user's word.
+
+    Raises:
+        InputRefused: nothing can be rotated, or a site of the asked kinds is refused.
+    """
+    refused = "; ".join(f"{r.kind} at {r.node} ({r.op}): {r.reason}" for r in plan.refusals[:5])
+    if len(plan.refusals) > 5:
+        refused += f"; and {len(plan.refusals) - 5} more"
+    found = {rotation.space.kind for rotation in plan.rotations}
+    missing = [kind for kind in recipe.only or () if kind not in found]
+    if not plan.rotations:
+        raise InputRefused(
+            "Nothing in this model can be rotated",
+            where=refused or f"no site of {', '.join(recipe.sites)}",
+            do="see graphrot inspect; --rotations none quantizes without rotation",
+        )
+    if (plan.refusals or missing) and not allow_partial:
+        raise InputRefused(
+            "Not everything that was asked for can be rotated",
+            where=refused or f"no site of {', '.join(missing)}",
+            do="--allow-partial goes on with the rest; --only names what to rotate",
+        )

@@ -1,0 +1,1 @@
+"""Work that can be stopped at any moment: locks, work folders, files that appear whole."""
