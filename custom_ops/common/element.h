@@ -17,6 +17,12 @@ struct BFloat16 {
 enum class Element { kFloat = 0, kHalf = 1, kBFloat16 = 2 };
 inline constexpr int kElementCount = 3;
 
+// The name of the type in ONNX.
+inline const char* element_name(Element element) {
+  constexpr const char* kNames[kElementCount] = {"float", "float16", "bfloat16"};
+  return kNames[static_cast<int>(element)];
+}
+
 namespace detail {
 
 inline std::uint32_t float_bits(float value) {

@@ -5,18 +5,16 @@
 #include <stdexcept>
 #include <string>
 
-#if defined(_MSC_VER) && defined(GRAPHROT_HAVE_AVX2)
+#if GRAPHROT_X86 && defined(_MSC_VER)
 #include <intrin.h>
-#elif defined(GRAPHROT_HAVE_AVX2)
+#elif GRAPHROT_X86
 #include <cpuid.h>
 #endif
 
 namespace graphrot {
 namespace {
 
-constexpr Isa kAll[] = {Isa::kAvx2, Isa::kScalar};  // best first
-
-#if defined(GRAPHROT_HAVE_AVX2)
+#if GRAPHROT_X86
 
 struct Registers {
   std::uint32_t eax, ebx, ecx, edx;
@@ -45,41 +43,74 @@ std::uint64_t enabled_state() {
 #endif
 }
 
-bool machine_has_avx2() {
-  if (cpuid(0).eax < 7) return false;
+struct Machine {
+  bool avx2 = false;
+  bool avx512 = false;
+};
+
+// What the processor has and the operating system keeps for every thread.
+Machine machine() {
+  Machine found;
+  if (cpuid(0).eax < 7) return found;
   constexpr std::uint32_t kFma = 1u << 12, kOsXsave = 1u << 27, kAvx = 1u << 28, kF16c = 1u << 29;
   constexpr std::uint32_t kNeeded = kFma | kOsXsave | kAvx | kF16c;
-  if ((cpuid(1).ecx & kNeeded) != kNeeded) return false;
-  constexpr std::uint64_t kXmmYmm = 6;
-  if ((enabled_state() & kXmmYmm) != kXmmYmm) return false;
-  return (cpuid(7).ebx & (1u << 5)) != 0;
+  if ((cpuid(1).ecx & kNeeded) != kNeeded) return found;
+  const std::uint32_t extended = cpuid(7).ebx;
+  std::uint64_t state = enabled_state();
+#if defined(__APPLE__)
+  // macOS keeps these registers from a thread's first use on, and shows them enabled only then.
+  if ((extended & (1u << 16)) != 0) state |= 0xe0;
+#endif
+  constexpr std::uint64_t kXmmYmm = 0x06, kMasksZmm = 0xe0;
+  if ((state & kXmmYmm) != kXmmYmm) return found;
+  found.avx2 = (extended & (1u << 5)) != 0;
+  constexpr std::uint32_t kF = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31;
+  constexpr std::uint32_t kAvx512 = kF | kDq | kBw | kVl;
+  found.avx512 = found.avx2 && (extended & kAvx512) == kAvx512 && (state & kMasksZmm) == kMasksZmm;
+  return found;
+}
+
+bool machine_has(Isa isa) {
+  static const Machine found = machine();
+  return isa == Isa::kScalar || (isa == Isa::kAvx2 ? found.avx2 : found.avx512);
 }
 
 #else
 
-bool machine_has_avx2() { return false; }
+bool machine_has(Isa isa) { return isa == Isa::kScalar; }
 
 #endif
 
+std::string known_names() {
+  std::string names;
+  for (const Isa isa : kIsas) names += std::string(names.empty() ? "" : ", ") + isa_name(isa);
+  return names;
+}
+
 }  // namespace
 
-const char* isa_name(Isa isa) { return isa == Isa::kAvx2 ? "avx2" : "scalar"; }
-
-bool isa_available(Isa isa) {
-  static const bool avx2 = machine_has_avx2();
-  return isa == Isa::kScalar || avx2;
+const char* isa_name(Isa isa) {
+  switch (isa) {
+    case Isa::kAvx512: return "avx512";
+    case Isa::kAvx2: return "avx2";
+    default: return "scalar";
+  }
 }
+
+bool isa_built(Isa isa) { return isa == Isa::kScalar || GRAPHROT_X86 != 0; }
+
+bool isa_available(Isa isa) { return isa_built(isa) && machine_has(isa); }
 
 Isa selected_isa() {
   const char* wanted = std::getenv("GRAPHROT_ISA");
   const bool automatic = wanted == nullptr || *wanted == '\0';
-  for (const Isa isa : kAll) {
+  for (const Isa isa : kIsas) {
     if (automatic ? isa_available(isa) : std::string(wanted) == isa_name(isa)) {
       if (isa_available(isa)) return isa;
       throw std::invalid_argument("GRAPHROT_ISA=" + std::string(wanted) + " is not available on this machine");
     }
   }
-  throw std::invalid_argument("GRAPHROT_ISA=" + std::string(wanted) + " is unknown; use scalar or avx2");
+  throw std::invalid_argument("GRAPHROT_ISA=" + std::string(wanted) + " is unknown; use one of " + known_names());
 }
 
 }  // namespace graphrot

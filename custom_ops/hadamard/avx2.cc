@@ -1,14 +1,19 @@
 // AVX2 with FMA and F16C. This file alone is compiled for them: it may be entered only after the check of
 // common/isa.h, and it instantiates nothing that other files could share (see panel.h). For that reason the
 // conversions of single values use intrinsics too, instead of the inline functions of common/element.h.
-#include <immintrin.h>
-
 #include "hadamard/panel.h"
+
+#if GRAPHROT_X86
+
+#include <immintrin.h>
 
 namespace graphrot {
 namespace {
 
 struct Avx2 {
+  static constexpr int kLevels = 3;
+  static constexpr int kChunk = 3;
+
   __m256 v;
 
   static Avx2 load(const float* from) { return {_mm256_loadu_ps(from)}; }
@@ -60,7 +65,7 @@ struct Avx2 {
   }
 
   static void put(float value, BFloat16* to) {
-    BFloat16 eight[panel::kWidth];
+    BFloat16 eight[8];
     broadcast(value).store(eight);
     *to = eight[0];
   }
@@ -92,3 +97,5 @@ constexpr HadamardKernels kKernels = panel::kernels<Avx2>();
 const HadamardKernels& hadamard_avx2() { return kKernels; }
 
 }  // namespace graphrot
+
+#endif

@@ -31,8 +31,9 @@ struct HadamardKernels {
 };
 
 const HadamardKernels& hadamard_scalar();
-#if defined(GRAPHROT_HAVE_AVX2)
+#if GRAPHROT_X86
 const HadamardKernels& hadamard_avx2();
+const HadamardKernels& hadamard_avx512();
 #endif
 const HadamardKernels& hadamard_kernels(Isa isa);
 

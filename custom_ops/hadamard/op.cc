@@ -223,7 +223,7 @@ std::size_t GRAPHROT_ORT_CALL may_be_in_place(int** input, int** output) {
 
 HadamardOp::HadamardOp(const Api& api_table, Element element_type) : CustomOp{}, api(api_table), element(element_type) {
   version = ort::kApiVersion;
-  GetName = [](const CustomOp*) { return "HadamardTransform"; };
+  GetName = [](const CustomOp*) { return HadamardOp::kName; };
   GetExecutionProviderType = [](const CustomOp*) -> const char* { return nullptr; };  // CPU
   GetInputType = [](const CustomOp* op, std::size_t) { return kTypes[static_cast<int>(self(op).element)]; };
   GetInputTypeCount = [](const CustomOp*) { return std::size_t{1}; };

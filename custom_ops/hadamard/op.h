@@ -7,6 +7,8 @@
 namespace graphrot {
 
 struct HadamardOp : ort::CustomOp {
+  static constexpr const char* kName = "HadamardTransform";
+
   HadamardOp(const ort::Api& api, Element element);
 
   ort::Api api;  // shape inference is called without one

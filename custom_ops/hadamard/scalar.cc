@@ -6,18 +6,22 @@ namespace graphrot {
 namespace {
 
 struct Plain {
-  float lane[panel::kWidth];
+  static constexpr int kLevels = 3;
+  static constexpr int kChunk = 3;
+  static constexpr std::size_t kWidth = std::size_t{1} << kLevels;
+
+  float lane[kWidth];
 
   template <class T>
   static Plain load(const T* from) {
     Plain v;
-    for (std::size_t i = 0; i < panel::kWidth; ++i) v.lane[i] = to_float(from[i]);
+    for (std::size_t i = 0; i < kWidth; ++i) v.lane[i] = to_float(from[i]);
     return v;
   }
 
   template <class T>
   void store(T* to) const {
-    for (std::size_t i = 0; i < panel::kWidth; ++i) from_float(lane[i], to + i);
+    for (std::size_t i = 0; i < kWidth; ++i) from_float(lane[i], to + i);
   }
 
   static Plain broadcast(float value) {
@@ -28,7 +32,7 @@ struct Plain {
 
   static Plain multiply_add(const Plain& a, const Plain& b, const Plain& c) {
     Plain v;
-    for (std::size_t i = 0; i < panel::kWidth; ++i) v.lane[i] = c.lane[i] + a.lane[i] * b.lane[i];
+    for (std::size_t i = 0; i < kWidth; ++i) v.lane[i] = c.lane[i] + a.lane[i] * b.lane[i];
     return v;
   }
 
@@ -45,7 +49,7 @@ struct Plain {
   template <std::size_t Stride>
   Plain butterfly() const {
     Plain v;
-    for (std::size_t i = 0; i < panel::kWidth; ++i) {
+    for (std::size_t i = 0; i < kWidth; ++i) {
       v.lane[i] = (i & Stride) != 0 ? lane[i ^ Stride] - lane[i] : lane[i] + lane[i ^ Stride];
     }
     return v;
@@ -53,19 +57,19 @@ struct Plain {
 
   friend Plain operator+(const Plain& a, const Plain& b) {
     Plain v;
-    for (std::size_t i = 0; i < panel::kWidth; ++i) v.lane[i] = a.lane[i] + b.lane[i];
+    for (std::size_t i = 0; i < kWidth; ++i) v.lane[i] = a.lane[i] + b.lane[i];
     return v;
   }
 
   friend Plain operator-(const Plain& a, const Plain& b) {
     Plain v;
-    for (std::size_t i = 0; i < panel::kWidth; ++i) v.lane[i] = a.lane[i] - b.lane[i];
+    for (std::size_t i = 0; i < kWidth; ++i) v.lane[i] = a.lane[i] - b.lane[i];
     return v;
   }
 
   friend Plain operator*(const Plain& a, const Plain& b) {
     Plain v;
-    for (std::size_t i = 0; i < panel::kWidth; ++i) v.lane[i] = a.lane[i] * b.lane[i];
+    for (std::size_t i = 0; i < kWidth; ++i) v.lane[i] = a.lane[i] * b.lane[i];
     return v;
   }
 };

@@ -1,7 +1,9 @@
 // C++ on this side, C on the runtime's: errors become statuses, and no exception crosses the boundary.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <new>
 #include <stdexcept>
@@ -73,7 +75,28 @@ std::vector<std::int64_t> shape_of(const Api& api, const Value* value, ElementTy
 const void* data_of(const Api& api, const Value* value);
 void* mutable_data_of(const Api& api, Value* value);
 
-// Runs task(0) ... task(count - 1) on the session's threads, or here when there is one. Throws what a task threw.
+// The first failure among tasks that run at once. No std::exception_ptr: it would ask for a newer C++ library.
+class FirstFailure {
+ public:
+  void keep(const char* what) noexcept {
+    if (taken_.test_and_set()) return;
+    failed_ = true;
+    std::strncpy(message_, what, sizeof message_ - 1);
+  }
+
+  // After all tasks have ended.
+  void rethrow() const {
+    if (failed_) throw std::runtime_error(message_);
+  }
+
+ private:
+  std::atomic_flag taken_ = ATOMIC_FLAG_INIT;
+  bool failed_ = false;
+  char message_[256] = {};
+};
+
+// Runs task(0) ... task(count - 1) on the session's threads, or here when there is one. Throws
+// std::runtime_error with the words of what a task threw.
 template <class Task>
 void parallel_for(const Api& api, const KernelContext* context, std::size_t count, const Task& task) {
   if (count <= 1) {
@@ -82,22 +105,24 @@ void parallel_for(const Api& api, const KernelContext* context, std::size_t coun
   }
   struct Shared {
     const Task* task;
-    std::vector<std::exception_ptr> errors;  // one per task: no two threads write the same
-  } shared{&task, std::vector<std::exception_ptr>(count)};
+    FirstFailure failure;
+  } shared{&task, {}};
   const auto run = [](void* user, std::size_t index) noexcept {
     auto* data = static_cast<Shared*>(user);
     try {
       (*data->task)(index);
+    } catch (const std::bad_alloc&) {
+      data->failure.keep("out of memory");
+    } catch (const std::exception& error) {
+      data->failure.keep(error.what());
     } catch (...) {
-      data->errors[index] = std::current_exception();
+      data->failure.keep("unknown error");
     }
   };
   void (*const function)(void*, std::size_t) = run;
   check(api, api.call<slot::KernelContext_ParallelFor>(context, function, count, std::size_t{0},
                                                        static_cast<void*>(&shared)));
-  for (const std::exception_ptr& error : shared.errors) {
-    if (error) std::rethrow_exception(error);
-  }
+  shared.failure.rethrow();
 }
 
 }  // namespace graphrot::ort

@@ -2,6 +2,7 @@
 #include <array>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "common/isa.h"
@@ -74,5 +75,32 @@ GRAPHROT_EXPORT const char* graphrot_isa() {
     return graphrot::isa_name(graphrot::selected_isa());
   } catch (...) {
     return "invalid";
+  }
+}
+
+// What this build holds, for people and tools, as JSON:
+// {"isas": [{"name", "built", "available"}], "kernels": [{"op", "type"}]}. The text lives as long as the library.
+GRAPHROT_EXPORT const char* graphrot_describe() {
+  using namespace graphrot;
+  try {
+    static const std::string text = [] {
+      const auto word = [](bool value) { return value ? "true" : "false"; };
+      std::string result = "{\"isas\": [";
+      for (const Isa isa : kIsas) {
+        if (isa != kIsas[0]) result += ", ";
+        result += std::string("{\"name\": \"") + isa_name(isa) + "\", \"built\": " + word(isa_built(isa)) +
+                  ", \"available\": " + word(isa_available(isa)) + "}";
+      }
+      result += "], \"kernels\": [";
+      for (int element = 0; element < kElementCount; ++element) {
+        if (element != 0) result += ", ";
+        result += std::string("{\"op\": \"") + HadamardOp::kName + "\", \"type\": \"" +
+                  element_name(static_cast<Element>(element)) + "\"}";
+      }
+      return result + "]}";
+    }();
+    return text.c_str();
+  } catch (...) {
+    return "{}";
   }
 }

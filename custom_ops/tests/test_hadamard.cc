@@ -208,6 +208,7 @@ void mutants_are_seen(Isa isa) {
   EXPECT(distance(got, reference(x, factor, 12, 4, scale)) > 0.1, "a level less differs");
 }
 
+template <class T>
 void not_finite(Isa isa) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   for (const std::size_t levels : {0, 2, 5}) {
@@ -217,13 +218,46 @@ void not_finite(Isa isa) {
     x[size + 3] = std::nan("");
     x[3 * size + 1] = kInfinity;
     const std::vector<double> expected = reference(x, paley(12), 12, width, 0.5);
-    const std::vector<double> got = run<float>(isa, transform, x, false);
+    const std::vector<double> got = run<T>(isa, transform, x, false);
     for (std::size_t i = 0; i < x.size(); ++i) {
       const bool same = std::isnan(expected[i]) ? std::isnan(got[i])
                         : std::isinf(expected[i]) ? got[i] == expected[i]
-                                                  : std::fabs(got[i] - expected[i]) < 1e-4;
+                                                  : std::fabs(got[i] - expected[i]) < 1e-4 + 4 * Kind<T>::rounding;
       EXPECT(same, "%s, levels %zu, element %zu: %g, not %g", isa_name(isa), levels, i, got[i], expected[i]);
       if (i / size != 1 && i / size != 3) EXPECT(std::isfinite(got[i]), "other blocks stay finite");
+    }
+  }
+}
+
+// Results below the smallest normal number are rounded, not flushed to zero.
+template <class T>
+void subnormal(Isa isa, double smallest) {
+  for (const std::size_t levels : {2, 5, 7}) {
+    const std::size_t width = std::size_t{1} << levels, size = 12 * width;
+    const HadamardTransform transform(static_cast<std::int64_t>(size), paley(12), 12, 0.25f);
+    Random random(levels);
+    std::vector<double> x(size);
+    for (double& value : x) value = smallest * std::floor(4 * random.next());
+    const std::vector<double> expected = reference(x, paley(12), 12, width, 0.25);
+    const double error = distance(run<T>(isa, transform, x, false), expected);
+    EXPECT(error <= 0.5 * smallest, "%s, levels %zu: subnormal results are off by %g", isa_name(isa), levels, error);
+  }
+}
+
+// The same sums stored as float, and then rounded by the definition: whole numbers, so that many are ties.
+template <class T>
+void stores_round_to_even(Isa isa, double largest) {
+  for (const std::size_t order : {1, 12}) {
+    for (const std::size_t levels : {1, 4, 6}) {
+      const std::size_t size = order << levels, blocks = 40;
+      const std::vector<float> factor = order == 1 ? std::vector<float>{1.0f} : paley(order);
+      const HadamardTransform transform(static_cast<std::int64_t>(size), factor, static_cast<std::int64_t>(order), 1.0f);
+      Random random(order + levels);
+      std::vector<double> x(size * blocks);
+      for (double& value : x) value = std::floor(largest * random.next());
+      const std::vector<double> exact = run<float>(isa, transform, rounded<T>(x), false);
+      const double error = distance(run<T>(isa, transform, x, false), rounded<T>(exact));
+      EXPECT(error == 0, "%s, order %zu, levels %zu: not rounded to even, off by %g", isa_name(isa), order, levels, error);
     }
   }
 }
@@ -257,11 +291,17 @@ void wrong_attributes_are_refused() {
 }  // namespace
 
 int main() {
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2}) {
+  for (const Isa isa : kIsas) {
     if (!isa_available(isa)) continue;
     all_sizes(isa);
     mutants_are_seen(isa);
-    not_finite(isa);
+    not_finite<float>(isa);
+    not_finite<Half>(isa);
+    not_finite<BFloat16>(isa);
+    stores_round_to_even<Half>(isa, 150);
+    stores_round_to_even<BFloat16>(isa, 60);
+    subnormal<Half>(isa, std::ldexp(1.0, -24));
+    subnormal<BFloat16>(isa, std::ldexp(1.0, -133));
   }
   wrong_attributes_are_refused();
   return test::failures == 0 ? 0 : 1;

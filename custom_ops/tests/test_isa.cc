@@ -22,12 +22,20 @@ void set(const char* value) {
 int main() {
   using namespace graphrot;
   set("");
-  EXPECT(selected_isa() == (isa_available(Isa::kAvx2) ? Isa::kAvx2 : Isa::kScalar), "the best path is the default");
-  set("scalar");
-  EXPECT(selected_isa() == Isa::kScalar, "scalar can always be chosen");
-  EXPECT(isa_available(Isa::kScalar), "scalar is always there");
-  for (const char* name : {"avx2", "neon9"}) {
-    if (std::strcmp(name, "avx2") == 0 && isa_available(Isa::kAvx2)) continue;
+  const Isa best = isa_available(Isa::kAvx512) ? Isa::kAvx512 : isa_available(Isa::kAvx2) ? Isa::kAvx2 : Isa::kScalar;
+  EXPECT(selected_isa() == best, "the best path is the default");
+  EXPECT(isa_available(Isa::kScalar) && isa_built(Isa::kScalar), "scalar is always there");
+  EXPECT(isa_available(Isa::kAvx2) || !isa_available(Isa::kAvx512), "AVX-512 brings AVX2 along");
+  for (const Isa isa : kIsas) {
+    if (!isa_available(isa)) continue;
+    EXPECT(isa_built(isa), "what is available was built");
+    set(isa_name(isa));
+    EXPECT(selected_isa() == isa, "%s can be chosen", isa_name(isa));
+  }
+  for (const char* name : {"avx512", "avx2", "neon9"}) {
+    bool available = false;
+    for (const Isa isa : kIsas) available = available || (isa_available(isa) && std::strcmp(name, isa_name(isa)) == 0);
+    if (available) continue;
     set(name);
     bool refused = false;
     try {

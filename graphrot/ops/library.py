@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
 import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphrot.errors import EnvironmentProblem
 
@@ -68,6 +70,34 @@ def is_available() -> bool:
     except EnvironmentProblem:
         return False
     return True
+
+
+def describe() -> dict[str, Any]:
+    """What the library holds.
+
+    Returns:
+        ``isas``: ``[{name, built, available}]``, best first; ``kernels``: ``[{op, type}]``; ``selected``: the name
+        of the instruction set that new kernels use (``GRAPHROT_ISA``, or the best available), or "invalid".
+
+    Raises:
+        EnvironmentProblem: there is no library, or it cannot be loaded.
+    """
+    path = library_path()
+    try:
+        loaded = ctypes.CDLL(str(path))
+        functions = loaded.graphrot_describe, loaded.graphrot_isa
+    except (OSError, AttributeError) as error:
+        raise EnvironmentProblem(
+            "graphrot's native library cannot be loaded",
+            where=str(path),
+            why=str(error),
+            do="install graphrot again: pip install --force-reinstall --no-deps graphrot",
+        ) from error
+    for function in functions:
+        function.restype = ctypes.c_char_p
+    text, selected = (function().decode() for function in functions)
+    content: dict[str, Any] = json.loads(text)
+    return content | {"selected": selected}
 
 
 def register(session_options: ort.SessionOptions) -> None:
