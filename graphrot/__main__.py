@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 
+from graphrot.cli.stop import STOP
+
 
 def main() -> None:
     """Load the command line and run it. Ctrl-C is clean from here on, while modules load too."""
-    try:
-        from graphrot.cli.main import main as run
+    STOP.listen()
+    from graphrot.cli.main import run
 
-        run()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    STOP.work()
+    code = run()
+    STOP.finish()
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import typer
 
 from graphrot.cli.output import print_json, size
 from graphrot.cli.progress import StepBars
+from graphrot.cli.stop import STOP
 from graphrot.recipe import DEFAULT_RECIPE
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ def convert(
             progress=bars,
             **{name: value for name, value in options.items() if value is not None},
         )
+    STOP.finish()
     if as_json:
         print_json(result.report.model_dump())
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
 import traceback
 
@@ -15,6 +14,7 @@ from graphrot.cli.convert import convert
 from graphrot.cli.evaluate import evaluate
 from graphrot.cli.generate import generate
 from graphrot.cli.inspect import inspect
+from graphrot.cli.stop import EXIT_INTERRUPTED, EXIT_TERMINATED, STOP, WORDS
 from graphrot.cli.verify import verify
 from graphrot.errors import EnvironmentProblem, GraphrotError, UsageError
 
@@ -22,8 +22,6 @@ _ClickUsageError = typer.BadParameter.__mro__[1]
 """Typer carries its own copy of Click from 0.2x on; this is the class of whichever copy it uses."""
 EXIT_USAGE = 2
 EXIT_INTERNAL = 70
-EXIT_INTERRUPTED = 130
-EXIT_TERMINATED = 143
 
 EXTRAS = {"onnxruntime": "cpu", "torch": "hf", "transformers": "hf"}
 """Optional packages, and the extra that brings each."""
@@ -88,7 +86,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 def _explain(error: Exception) -> int:
     """Say on stderr what went wrong; returns the exit code."""
-    if code := _stop_behind(error):
+    if code := STOP.code or _stop_behind(error):
         return _stopped(code)
     known = _environment(error) or error
     if isinstance(known, GraphrotError):
@@ -109,7 +107,7 @@ def _explain(error: Exception) -> int:
 
 def _stopped(code: int) -> int:
     """Say on stderr that the user stopped the command; returns the exit code."""
-    _say("terminated" if code == EXIT_TERMINATED else "interrupted")
+    _say(WORDS[code])
     return code
 
 
@@ -147,15 +145,3 @@ def _message(error: Exception) -> str:
 
 def _say(message: str) -> None:
     print(message, file=sys.stderr)
-
-
-def _terminate(number: int, _frame: object) -> None:
-    """On SIGTERM: unwind, as Ctrl-C does, so that scratch files go. A second one does not disturb that."""
-    signal.signal(number, signal.SIG_IGN)
-    raise SystemExit(EXIT_TERMINATED)
-
-
-def main() -> None:
-    """Run the command line of this process."""
-    signal.signal(signal.SIGTERM, _terminate)
-    sys.exit(run())

@@ -9,6 +9,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from graphrot.cli.stop import STOP
+
 LONG = 2.0
 """Seconds from which a finished step leaves a line."""
 
@@ -44,6 +46,7 @@ class StepBars:
         self._bars.stop()
 
     def __call__(self, step: str, done: int, total: int) -> None:
+        STOP.check()
         if step != self._step:
             self._finish()
             self._step, self._start = step, time.perf_counter()

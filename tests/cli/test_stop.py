@@ -18,13 +18,14 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 # A conversion that stops for the signal once its scratch folder exists, and says so on stdout.
 _WAITING = """
 import sys, time
-from graphrot.cli.main import main
+from graphrot.__main__ import main
 
 def wait(job, *_, **__):
     (job.work.scratch / "weights").write_bytes(b"much")
     print("ready", flush=True)
     {wait}
 
+import graphrot.convert
 sys.modules["graphrot.convert"]._Job.run = wait
 main()
 """
