@@ -76,14 +76,22 @@ def check_weights(folder: Path) -> None:
             _check_pickle(file)
 
 
-def _without(folder: Path) -> InputRefused:
-    if (folder / "adapter_config.json").is_file() or (folder / "adapter_model.safetensors").is_file():
-        return InputRefused(
+def refuse_adapter(folder: Path) -> None:
+    """Refuse a folder with the files of an adapter and no model.
+
+    Raises:
+        InputRefused: it is one.
+    """
+    if (folder / "adapter_config.json").is_file() and not weight_files(folder):
+        raise InputRefused(
             "The folder holds an adapter and no model",
             where=str(folder),
             why="an adapter's weights are changes to those of another model",
             do="merge it into its model (peft: model.merge_and_unload()), save that, and give the saved folder",
         )
+
+
+def _without(folder: Path) -> InputRefused:
     others = sorted(f.name for e in ("safetensors", "bin", "gguf", "onnx") for f in folder.glob(f"*.{e}"))
     why = "found none of model.safetensors, pytorch_model.bin and their indexes"
     listed = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
@@ -154,7 +162,8 @@ def _check_pickle(file: Path) -> None:
     """A torch file is a zip archive, whose table stands at its end; before torch 1.6 it was a bare pickle."""
     with file.open("rb") as stream:
         start = stream.read(2)
-    if zipfile.is_zipfile(file) or start[:1] == _LEGACY_PICKLE:
+    whole = zipfile.is_zipfile(file)
+    if start[:1] == _LEGACY_PICKLE or (start == b"PK" and whole):
         return
     if start == b"PK":
         raise _corrupt(file, f"it is cut short: it has {file.stat().st_size} bytes and no end")

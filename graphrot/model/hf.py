@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphrot.errors import EnvironmentProblem, InputRefused
-from graphrot.model.checkpoint import check_weights, index_files, weight_files
+from graphrot.model.checkpoint import check_weights, index_files, refuse_adapter, weight_files
 from graphrot.model.files import sha256_of
 from graphrot.progress import Progress, silent
 
@@ -45,6 +45,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         InputRefused: no or a broken config, not a decoder, already quantized, or weights that are missing,
             cut short or corrupt.
     """
+    refuse_adapter(folder)
     file = folder / "config.json"
     if not file.is_file():
         raise InputRefused(
