@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("graph",),
     ("rotation",),
     ("ops", "folded"),
+    ("doctor",),
     ("model",),
     ("analysis",),
     ("recipe",),

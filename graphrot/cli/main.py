@@ -11,6 +11,7 @@ import typer
 
 import graphrot
 from graphrot.cli.convert import convert
+from graphrot.cli.doctor import doctor
 from graphrot.cli.evaluate import evaluate
 from graphrot.cli.generate import generate
 from graphrot.cli.inspect import inspect
@@ -28,7 +29,14 @@ EXTRAS = {"onnxruntime": "cpu", "torch": "hf", "transformers": "hf"}
 
 _MACHINE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS})
 
-COMMANDS = (("convert", convert), ("inspect", inspect), ("verify", verify), ("eval", evaluate), ("generate", generate))
+COMMANDS = (
+    ("convert", convert),
+    ("inspect", inspect),
+    ("verify", verify),
+    ("eval", evaluate),
+    ("generate", generate),
+    ("doctor", doctor),
+)
 
 app = typer.Typer(
     name="graphrot",

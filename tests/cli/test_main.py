@@ -16,7 +16,7 @@ from graphrot.errors import CheckFailed, EnvironmentProblem, GraphrotError, Inpu
 
 
 def test_the_list_of_commands() -> None:
-    assert [name for name, _ in COMMANDS] == ["convert", "inspect", "verify", "eval", "generate"]
+    assert [name for name, _ in COMMANDS] == ["convert", "inspect", "verify", "eval", "generate", "doctor"]
 
 
 @pytest.mark.parametrize("name", ["", *(name for name, _ in COMMANDS)])
@@ -48,7 +48,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         ["learn", "demo"],
         ["bench", "x"],
         ["report", "x"],
-        ["doctor"],
+        ["doctor", "more"],
         ["generate", "x"],
         ["eval", "x", "--text", "y", "--window", "0"],
     ],

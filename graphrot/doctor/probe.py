@@ -1,0 +1,157 @@
+"""The part of the doctor's look that can crash: imports ONNX Runtime and runs tiny models. Prints one line of JSON.
+
+Run as ``python -m graphrot.doctor.probe``; imports stand inside functions, so that a broken package is an answer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SIZE = 96
+"""Channels of the tiny model: a Hadamard matrix of order 12 next to Sylvester's of order 8."""
+_TYPES = {"float": 1, "float16": 10, "bfloat16": 16}
+
+
+def look() -> dict[str, Any]:
+    """Fields of :class:`graphrot.doctor.facts.Facts`."""
+    found = _runtime() | _library()
+    if "runtime" not in found:
+        return found
+    if "library" in found:
+        found["registers"] = _failure(_registers)
+        if found["registers"] is None:
+            found["kernels"] = [_run(name, library=True) for name in _TYPES]
+    found["functions"] = [_run("float", library=False)]
+    return found
+
+
+def _failure(action: Callable[[], object]) -> str | None:
+    """Why the action fails, in one line; None: it does not."""
+    try:
+        action()
+    except Exception as error:
+        return _words(error)
+    return None
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
+
+
+def _runtime() -> dict[str, Any]:
+    try:
+        import onnxruntime
+        from onnxruntime.capi import build_and_package_info as built
+
+        providers = list(onnxruntime.get_available_providers())
+    except Exception as error:  # whatever a broken or foreign file raises
+        return {"runtime_failure": _words(error)}
+    onnxruntime.set_default_logger_severity(4)
+    cuda = str(getattr(built, "cuda_version", "") or "")
+    return {
+        "runtime": str(onnxruntime.__version__),
+        "runtime_package": str(getattr(built, "package_name", "")),
+        "cuda_build": cuda,
+        "providers": providers,
+        "cuda_missing": missing_libraries(cuda.partition(".")[0], sys.path) if cuda else [],
+    }
+
+
+def missing_libraries(major: str, folders: list[str]) -> list[str]:
+    """Libraries of CUDA ``major`` and cuDNN that neither the loader nor NVIDIA's wheels in ``folders`` have."""
+    if sys.platform == "win32":
+        names = [f"cublasLt64_{major}.dll", f"cublas64_{major}.dll", f"cudart64_{major}.dll", "cudnn64_9.dll"]
+    else:
+        fft = 12 if int(major) >= 13 else 11
+        names = [f"lib{name}.so.{major}" for name in ("cublasLt", "cublas", "cudart")]
+        names += [f"libcufft.so.{fft}", "libcurand.so.10", "libcudnn.so.9"]
+    return [name for name in names if not _loads(name) and not _in_wheels(name, folders)]
+
+
+def _loads(name: str) -> bool:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
+def _in_wheels(name: str, folders: list[str]) -> bool:
+    """Where ``onnxruntime.preload_dlls()`` looks."""
+    return any(next(Path(folder).glob(f"nvidia/*/*/{name}"), None) for folder in folders if folder)
+
+
+def _library() -> dict[str, Any]:
+    try:
+        from graphrot.ops.library import describe, library_path
+
+        return {"library": str(library_path()), "described": describe()}
+    except Exception as error:
+        what = getattr(error, "what", None)
+        why = getattr(error, "why", None)
+        return {"library_failure": f"{what} ({why})" if what and why else _words(error)}
+
+
+def _registers() -> None:
+    import onnxruntime
+
+    from graphrot.ops.library import library_path
+
+    onnxruntime.SessionOptions().register_custom_ops_library(str(library_path()))
+
+
+def _run(name: str, *, library: bool) -> dict[str, Any]:
+    """One node on a few tokens, against the reference in float64."""
+    try:
+        return {"type": name, "error": _error(name, library=library)}
+    except Exception as error:
+        return {"type": name, "failure": _words(error)}
+
+
+def _error(name: str, *, library: bool) -> float:
+    import ml_dtypes
+    import numpy as np
+    import onnx_ir as ir
+    import onnxruntime
+
+    from graphrot.ops.hadamard import ensure_function, hadamard_node
+    from graphrot.ops.library import register
+    from graphrot.ops.reference import evaluate_hadamard
+    from graphrot.rotation.orthogonal import choose_matrix
+
+    dtype = ir.DataType(_TYPES[name])
+    x = ir.Value(name="x", shape=ir.Shape([3, SIZE]), type=ir.TensorType(dtype))
+    node = hadamard_node(x, choose_matrix(SIZE, rotations="hadamard", seed=None), "y")
+    model = ir.Model(ir.Graph([x], node.outputs, nodes=[node], opset_imports={"": 21}, name="doctor"), ir_version=10)
+    ensure_function(model)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    if library:
+        register(options)
+    session = onnxruntime.InferenceSession(
+        ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    values = np.random.default_rng(0).standard_normal((3, SIZE)).astype(dtype.numpy())
+    if name == "bfloat16":  # numpy arrays of it go in and out as raw bits
+        binding = session.io_binding()
+        result = np.empty((3, SIZE), np.uint16)
+        for bind, label, array in (
+            (binding.bind_ortvalue_input, "x", values.view(np.uint16)),
+            (binding.bind_ortvalue_output, "y", result),
+        ):
+            bind(label, onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _TYPES[name]))
+        session.run_with_iobinding(binding)
+        result = result.view(ml_dtypes.bfloat16)
+    else:
+        result = session.run(None, {"x": values})[0]
+    exact = evaluate_hadamard(node, values.astype(np.float64))
+    return float(np.abs(result.astype(np.float64) - exact).max())
+
+
+if __name__ == "__main__":
+    print(json.dumps(look()))
