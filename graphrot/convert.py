@@ -311,7 +311,7 @@ class _Job:
                 self._try(rotated)
         report = build_manifest(source, self.recipe, chosen, certificate, done, facts, self.seconds, types, half)
         rotated.metadata_props.update(metadata(report, chosen))
-        notes = source.notes + texts.notes + self.notes + done.notes + half_notes(types)
+        notes = source.notes + texts.notes + self.notes + done.notes + half_notes(types, source.kind)
         return Converted(rotated, chosen, certificate, report, notes, texts.tokenizer_dir)
 
     def _solved(self, source: Source, plan: RotationPlan, texts: Texts) -> SolvedGroups | None:

@@ -2,7 +2,8 @@
 
 A weight that takes a gain, then R1 on one side and R2 on the other would be rounded three times if
 each pass wrote numbers. A :class:`FoldedTensor` keeps the original (memory-mapped) tensor and the
-edits instead; reading it applies all of them in float64 and casts once.
+edits instead; reading it applies all of them in float64 and casts once. A weight that was written as
+float32 remembers its edits (:func:`rounded_numbers`), so that a half type is one cast away from float64 too.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ from graphrot.rotation.orthogonal import build_matrix
 
 _CHUNK = 4_000_000
 """Elements of a weight that are worked on at once (32 MB of float64)."""
+
+
+_EDITS = "graphrot.edits"
+"""``tensor.meta`` key of a written weight: the :class:`FoldedTensor` that its numbers come from."""
 
 
 class Edit(Protocol):
@@ -121,14 +126,18 @@ class FoldedTensor(ir.LazyTensor):
         super().__init__(self._make, base.dtype, plain_shape(base), cache=False, name=name)
 
     def _make(self) -> ir.TensorProtocol:
+        return ir.tensor(self.rounded(self.dtype), dtype=self.dtype, name=self.name)
+
+    def rounded(self, dtype: ir.DataType) -> np.ndarray:
+        """The numbers in a float type, rounded once, from float64."""
         source = self.base.numpy()
-        result = np.empty(source.shape, dtype=source.dtype)
+        result = np.empty(source.shape, dtype=dtype.numpy())
         for part in _parts(source.shape, {edit.axis for edit in self.edits}):
             work = source[part].astype(np.float64)
             for edit in self.edits:
                 work = edit.apply(work)
-            result[part] = work.astype(source.dtype)
-        return ir.tensor(result, dtype=self.dtype, name=self.name)
+            result[part] = round_once(work, dtype)
+        return result
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -154,6 +163,31 @@ def _parts(shape: tuple[int, ...], edited: set[int]) -> Iterator[tuple[slice, ..
     step = max(1, _CHUNK * shape[axis] // max(size, 1))
     for start in range(0, shape[axis], step):
         yield (slice(None),) * axis + (slice(start, start + step),)
+
+
+def round_once(array: np.ndarray, dtype: ir.DataType) -> np.ndarray:
+    """Cast floats to a float type with one rounding, to nearest, ties to even; too large numbers become inf.
+
+    NumPy casts float64 to float16 in one step, but ml_dtypes goes to bfloat16 by float32. That first
+    rounding is made towards odd here, which keeps on which side of a tie a number lies.
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        if dtype != ir.DataType.BFLOAT16 or array.dtype != np.float64:
+            return array.astype(dtype.numpy(), copy=False)
+        single = array.astype(np.float32)
+        back = single.astype(np.float64)
+        inexact = (back != array) & np.isfinite(array) & np.isfinite(single)
+        single = np.where(inexact & (np.abs(back) > np.abs(array)), np.nextafter(single, np.float32(0)), single)
+        bits = single.view(np.uint32) | inexact.astype(np.uint32)
+        return np.asarray(bits.view(np.float32).astype(dtype.numpy()))
+
+
+def rounded_numbers(tensor: ir.TensorProtocol, dtype: ir.DataType) -> np.ndarray:
+    """The numbers of a weight in another float type; those of a rotated one straight from float64."""
+    content = tensor if isinstance(tensor, FoldedTensor) else tensor.meta.get(_EDITS)
+    if isinstance(content, FoldedTensor):
+        return content.rounded(dtype)
+    return round_once(tensor.numpy(), dtype)
 
 
 def exact_numbers(value: ir.Value) -> np.ndarray:
@@ -230,7 +264,9 @@ def materialize(model: ir.Model, store: WeightStore | None, *, progress: Progres
             del model.graph.initializers[name]
             continue
         numbers = content.numpy()
-        value.const_value = ir.tensor(numbers, name=name) if store is None else store.put(name, numbers, content.dtype)
+        written = ir.tensor(numbers, name=name) if store is None else store.put(name, numbers, content.dtype)
+        written.meta[_EDITS] = content
+        value.const_value = written
         made[content.key] = value
     return len(made)
 

@@ -53,7 +53,6 @@ UNAVAILABLE: tuple[tuple[str, frozenset[Any], str, str], ...] = (
      "name some of R1, R2, R3, R4"),
     ("target", frozenset({"genai"}), "the genai target is not available in this version", "use portable or ort"),
     ("provider", frozenset({"cuda"}), "the cuda provider is not available in this version", "use cpu"),
-    ("dtype", frozenset({"float16", "bfloat16"}), "only float32 models are written in this version", "use float32"),
     ("kernels", frozenset({"graphrot"}), "graphrot's own matmul kernel is not available in this version", "use ort"),
     ("certificate", frozenset({"layers"}), "the layer-by-layer certificate is not available in this version",
      "use full or off"),
@@ -83,7 +82,8 @@ class Recipe(BaseModel):
     solver: Solver | None = None
     target: Literal["portable", "ort", "genai"] = "ort"
     provider: Literal["cpu", "cuda"] = "cpu"
-    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    """Type of weights, activations and cache; None: float32 for a checkpoint, an ONNX model's own type for that."""
     kernels: Literal["graphrot", "ort"] = "ort"
     certificate: Literal["full", "layers"] | None = "full"
 

@@ -9,8 +9,9 @@ Which accuracy level (0: float inputs, 4: inputs rounded to 8 bits per token and
 One scale per output channel, 4 bits: MatMulNBits wants a scale per block, so it gets ones, shared by all
 linears of one shape, and a Mul follows. Repeating the scales would take 4.5 bits per weight for 576 inputs; an
 Expand of constants keeps the file small, but ONNX Runtime holds its result in memory beside the packed
-copy (5 MiB of 119 for SmolLM2-135M). With 8 bits the repeated scales are stored, relatively few; so they are
-in half precision, where sums without their scale would overflow.
+copy (5 MiB of 119 for SmolLM2-135M). With 8 bits the repeated scales are stored, relatively few. Where the
+model is narrowed to float16 afterwards, sums without their scale would overflow: the ones become a power
+of two that no scale but extreme ones is below, and the Mul does the rest.
 
 Scales are always initializers: when they come from an Expand that was not folded, MatMulNBits of 8 bits
 returns wrong numbers (ONNX Runtime 1.32; 4 bits are right).
@@ -54,6 +55,7 @@ def emit_ort(
     linears: Sequence[QuantizedLinear] = (),
     tables: Sequence[QuantizedTable] = (),
     activations: Sequence[QuantizedActivation] = (),
+    float16: bool = False,
 ) -> EmitReport:
     """Lower a model in canonical form, in place. Lookups in tables of their own stay as they are.
 
@@ -63,6 +65,7 @@ def emit_ort(
         linears: records of ``QuantizeWeights`` and of the shared heads of ``QuantizeTables``.
         tables: records of ``QuantizeTables``.
         activations: records of ``QuantizeActivations``.
+        float16: the model is narrowed to float16 afterwards.
 
     Raises:
         InputRefused: the records are of another model.
@@ -73,7 +76,7 @@ def emit_ort(
     values = value_map(model)
     rounded = {record.output: record for record in activations}
     shared = {table.head: table for table in tables if table.head is not None}
-    lowered = [_lower(writer, values, linear, rounded, shared.get(linear.node)) for linear in linears]
+    lowered = [_lower(writer, values, linear, rounded, shared.get(linear.node), float16) for linear in linears]
     left = [record for record in activations if values[record.output].uses()]
     drop_unused_initializers(model)
     _drop_inferred_types(model)
@@ -83,7 +86,9 @@ def emit_ort(
         target="ort",
         notes=_notes(lowered, left),
         quantized=entries(linears, tables),
-        linear_bits_per_weight=bits_per_weight((x.linear, x.parts) for x in lowered if not x.linear.is_head),
+        linear_bits_per_weight=bits_per_weight(
+            ((x.linear, x.parts) for x in lowered if not x.linear.is_head), float16=float16
+        ),
     )
 
 
@@ -103,6 +108,7 @@ def _lower(
     linear: QuantizedLinear,
     rounded: dict[str, QuantizedActivation],
     table: QuantizedTable | None,
+    float16: bool,
 ) -> _Lowered:
     node = node_of(values, linear.node)
     data = node.inputs[0]
@@ -117,7 +123,7 @@ def _lower(
         zeros = _row_zeros(writer, table, parts)
         ids = values[table.ids]
         values[table.node] = look_up_blocks(writer, lookup, ids, table, parts[0], parts[1], zeros, layout)
-    scales, channel_scales = _scales(writer, linear, parts[1], layout)
+    scales, channel_scales = _scales(writer, linear, parts[1], layout, float16)
     operands = [values[rounding.input] if rounding is not None and inside else data, parts[0], scales, *parts[2:]]
     attributes = {
         "K": linear.in_features,
@@ -170,14 +176,28 @@ def _row_zeros(writer: NodeWriter, table: QuantizedTable, parts: tuple[ir.Value,
 
 
 def _scales(
-    writer: NodeWriter, linear: QuantizedLinear, stored: ir.Value, layout: BlockLayout
+    writer: NodeWriter, linear: QuantizedLinear, stored: ir.Value, layout: BlockLayout, float16: bool
 ) -> tuple[ir.Value, ir.Value | None]:
     """What MatMulNBits takes for scales, ``[N, blocks]``, and what must be multiplied afterwards, ``[N]``."""
     if stored.shape is not None and len(stored.shape) == 2:
         return stored, None
-    assert stored.dtype is not None
-    ones = np.ones((linear.out_features, layout.blocks), dtype=stored.dtype.numpy())
-    return writer.constant(ones, "ones"), stored
+    assert stored.dtype is not None and stored.const_value is not None
+    shape, dtype = (linear.out_features, layout.blocks), stored.dtype.numpy()
+    if not float16:
+        return writer.constant(np.ones(shape, dtype), "ones"), stored
+    numbers = stored.const_value.numpy()
+    common = _common_scale(numbers)
+    rest = writer.weight(numbers / common, stored.dtype, f"{linear.tensor}.channel_scales")
+    return writer.constant(np.full(shape, common, dtype), "common_scales"), rest
+
+
+def _common_scale(scales: np.ndarray) -> np.float32:
+    """The largest power of two that is not above the smallest scale; scales far below the others do not count."""
+    sizes = np.abs(scales[scales != 0])
+    if not sizes.size:
+        return np.float32(1)
+    least = max(float(sizes.min()), float(np.median(sizes)) / 64)
+    return np.float32(2.0 ** np.floor(np.log2(least)))
 
 
 def _drop_inferred_types(model: ir.Model) -> None:

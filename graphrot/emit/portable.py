@@ -30,6 +30,7 @@ def emit_portable(
     linears: Sequence[QuantizedLinear] = (),
     tables: Sequence[QuantizedTable] = (),
     activations: Sequence[QuantizedActivation] = (),
+    float16: bool = False,
 ) -> EmitReport:
     """Finish a model in canonical form: shapes are shared, unused initializers go.
 
@@ -38,6 +39,7 @@ def emit_portable(
         linears: records of ``QuantizeWeights`` and of the shared heads of ``QuantizeTables``.
         tables: records of ``QuantizeTables``.
         activations: records of ``QuantizeActivations``.
+        float16: the model is narrowed to float16 afterwards.
 
     Raises:
         InputRefused: the model's opset is below 21.
@@ -51,7 +53,7 @@ def emit_portable(
         notes=_notes(linears, activations),
         quantized=entries(linears, tables),
         linear_bits_per_weight=bits_per_weight(
-            (linear, _parts(model, linear)) for linear in linears if not linear.is_head
+            ((linear, _parts(model, linear)) for linear in linears if not linear.is_head), float16=float16
         ),
     )
 

@@ -61,11 +61,14 @@ def entries(linears: Iterable[QuantizedLinear], tables: Sequence[QuantizedTable]
     return tuple(found)
 
 
-def bits_per_weight(stored: Iterable[tuple[QuantizedLinear, Sequence[ir.Value]]]) -> float | None:
+def bits_per_weight(
+    stored: Iterable[tuple[QuantizedLinear, Sequence[ir.Value]]], *, float16: bool = False
+) -> float | None:
     """Stored bits of the linears' initializers per weight.
 
     Args:
         stored: the linears that count, each with all its initializers; one that is shared counts once.
+        float16: scales that are float32 now will be float16.
     """
     weights = 0
     parts: dict[str, int] = {}
@@ -73,5 +76,6 @@ def bits_per_weight(stored: Iterable[tuple[QuantizedLinear, Sequence[ir.Value]]]
         weights += linear.in_features * linear.out_features
         for value in values:
             assert value.const_value is not None and value.name
-            parts[value.name] = value.const_value.nbytes
+            halved = float16 and value.const_value.dtype == ir.DataType.FLOAT
+            parts[value.name] = value.const_value.nbytes // (2 if halved else 1)
     return 8 * sum(parts.values()) / weights if weights else None

@@ -7,6 +7,7 @@ and shapes come from the file.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import shutil
 import tempfile
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -30,11 +32,19 @@ _DTYPES: dict[str, Any] = {
     "tensor(double)": np.float64,
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
+    "tensor(bfloat16)": ml_dtypes.bfloat16,
     "tensor(int8)": np.int8,
     "tensor(uint8)": np.uint8,
     "tensor(int32)": np.int32,
     "tensor(int64)": np.int64,
 }
+_FLOATS = {
+    onnx.TensorProto.BFLOAT16: "bfloat16",
+    onnx.TensorProto.FLOAT16: "float16",
+    onnx.TensorProto.FLOAT: "float32",
+    onnx.TensorProto.DOUBLE: "float64",
+}
+"""From the coarsest to the finest."""
 _EXACT_QDQ = ("session.qdq_matmulnbits_accuracy_level", "0")
 
 
@@ -75,6 +85,9 @@ class DecoderSession:
         optimize: False runs the graph as it is written.
         sizes: values for symbolic dimensions of cache inputs other than batch and length.
 
+    Attributes:
+        dtype: the coarsest float type of its weight matrices, inputs and outputs.
+
     Raises:
         InputRefused: the file is missing, or its inputs and outputs are not a decoder's.
         Unrunnable: ONNX Runtime does not take it.
@@ -94,7 +107,7 @@ class DecoderSession:
     ) -> None:
         runtime()
         self.path = self._place(model)
-        metadata, domains = _read_header(self.path)
+        metadata, domains, self.dtype = _read_header(self.path)
         options = ort.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads = threads or 0
@@ -168,8 +181,8 @@ class DecoderSession:
                 where=f"{self.path}: {tokens.shape[0]} x {tokens.shape[1]} tokens after {past}",
                 why=str(error).strip()[:600],
             ) from error
-        logits = results[0].numpy()
-        if logits.dtype == np.float16:
+        logits = _array(results[0])
+        if logits.dtype in (np.float16, ml_dtypes.bfloat16):
             logits = logits.astype(np.float32)
         total = past + tokens.shape[1]
         if self._caches:
@@ -254,8 +267,8 @@ def target_of(metadata: Mapping[str, str]) -> str | None:
     return target if isinstance(target, str) else None
 
 
-def _read_header(path: Path) -> tuple[dict[str, str], frozenset[str]]:
-    """The model's metadata, and the domains of its operators.
+def _read_header(path: Path) -> tuple[dict[str, str], frozenset[str], str]:
+    """The model's metadata, the domains of its operators, and its coarsest float type.
 
     Read from the protobuf itself, whose memory goes back at once; graph objects would stay in the heap.
     """
@@ -266,7 +279,10 @@ def _read_header(path: Path) -> tuple[dict[str, str], frozenset[str]]:
             "The file is not an ONNX model", where=str(path), why=f"{type(error).__name__}: {error}"
         ) from error
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
-    return metadata, frozenset(entry.domain for entry in proto.opset_import)
+    ends = (value.type.tensor_type.elem_type for value in (*proto.graph.input, *proto.graph.output))
+    found = {*ends, *(tensor.data_type for tensor in proto.graph.initializer if len(tensor.dims) > 1)}
+    coarsest = next((name for number, name in _FLOATS.items() if number in found), "float32")
+    return metadata, frozenset(entry.domain for entry in proto.opset_import), coarsest
 
 
 def _empty(entry: _CacheInput, batch: int) -> Any:
@@ -275,4 +291,15 @@ def _empty(entry: _CacheInput, batch: int) -> Any:
 
 
 def _value(array: np.ndarray) -> Any:
+    if array.dtype == ml_dtypes.bfloat16:
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
     return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def _array(value: Any) -> np.ndarray:
+    """The numbers of a tensor; ONNX Runtime itself has no NumPy type for bfloat16."""
+    if value.data_type() != "tensor(bfloat16)":
+        return np.asarray(value.numpy())
+    shape = tuple(value.shape())
+    raw = ctypes.string_at(value.data_ptr(), 2 * int(np.prod(shape))) if np.prod(shape) else b""
+    return np.frombuffer(raw, ml_dtypes.bfloat16).reshape(shape)

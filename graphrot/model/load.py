@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -39,7 +39,7 @@ class Source:
     tokenizer_dir: Path | None
     path: Path
     notes: tuple[str, ...] = ()
-    floats: FloatTypes = FloatTypes()
+    floats: FloatTypes = field(default_factory=FloatTypes)
 
 
 def load_source(

@@ -10,11 +10,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 from pydantic import BaseModel, ConfigDict
 
 from graphrot.analysis.types import Facts
 from graphrot.evaluate.certificate import Certificate, weight_bytes
+from graphrot.half import HalfError, HalfTypes
 from graphrot.model.load import Source
+from graphrot.model.widen import HALVES
 from graphrot.plan.serialize import plan_hash
 from graphrot.plan.types import Rotation, RotationPlan
 from graphrot.quantize import Quantized
@@ -75,6 +78,20 @@ class CertificatePart(_Part):
     control_relative: float | None
 
 
+class HalfPart(_Part):
+    """What a float16 or bfloat16 model's logits are off by, as fractions of the source's largest logit in float32.
+
+    ``relative`` is the written model, quantization included; ``plain_relative`` the source cast alike,
+    neither rotated nor quantized (None: it does not fit into the type).
+    """
+
+    dtype: str
+    relative: float
+    plain_relative: float | None
+    top1: float
+    tokens: int
+
+
 class SizesPart(_Part):
     """File sizes in bytes, and the bits per weight of the quantized linears, scales included."""
 
@@ -115,6 +132,7 @@ class Manifest(_Part):
     recipe: dict[str, Any]
     plan: PlanPart
     certificate: CertificatePart | None
+    half: HalfPart | None = None
     sizes: SizesPart
     quantized: list[QuantizedPart]
     cache: CachePart
@@ -138,8 +156,11 @@ def build_manifest(
     quantized: Quantized,
     facts: Facts,
     seconds: Mapping[str, float],
+    types: HalfTypes,
+    half: HalfError | None,
 ) -> Manifest:
     """Put together what the steps of a conversion said; the written size is set when it is known."""
+    source_bytes = source.floats.weight_bytes
     versions = library_versions()
     return Manifest(
         graphrot_version=versions.get("graphrot", "unknown"),
@@ -147,22 +168,30 @@ def build_manifest(
         recipe=recipe.model_dump(),
         plan=plan_part(plan),
         certificate=None if certificate is None else CertificatePart(**asdict(certificate)),
+        half=None if half is None else HalfPart(**asdict(half)),
         sizes=SizesPart(
-            source_bytes=weight_bytes(source.model),
+            source_bytes=weight_bytes(source.model) if source_bytes is None else source_bytes,
             model_bytes=0,
-            bits_per_weight=32.0 if quantized.bits_per_weight is None else quantized.bits_per_weight,
+            bits_per_weight=_float_bits(types) if quantized.bits_per_weight is None else quantized.bits_per_weight,
         ),
         quantized=[QuantizedPart(**asdict(entry)) for entry in quantized.entries],
-        cache=_cache(plan, facts),
+        cache=_cache(plan, facts, types),
         seconds=dict(seconds),
         versions=versions,
     )
 
 
-def _cache(plan: RotationPlan, facts: Facts) -> CachePart:
+def _float_bits(types: HalfTypes) -> float:
+    return 32.0 if types.half is None else 16.0
+
+
+def _cache(plan: RotationPlan, facts: Facts, types: HalfTypes) -> CachePart:
     rotated = any(rotation.space.cache_inputs for rotation in plan.rotations)
-    layout = "[batch, heads, tokens, width] float32" if facts.caches else "none"
-    return CachePart(bits=32 if facts.caches else 0, layout=layout, rotated=rotated, scales=None)
+    if not facts.caches:
+        return CachePart(bits=0, layout="none", rotated=rotated, scales=None)
+    dtype = types.ends.get(facts.caches[0].past, ir.DataType.FLOAT)
+    layout = f"[batch, heads, tokens, width] {HALVES.get(dtype, 'float32')}"
+    return CachePart(bits=8 * int(dtype.itemsize), layout=layout, rotated=rotated, scales=None)
 
 
 def metadata(manifest: Manifest, plan: RotationPlan) -> dict[str, str]:

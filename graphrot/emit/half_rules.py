@@ -1,0 +1,86 @@
+"""What a half type means for each operator.
+
+Four kinds. *Moving* operators take any type. *Products* (matmuls, attention, norms that sum in float32
+inside) run in half. *Wide* ones (powers, sums, exponentials) run in float32, because their numbers leave
+float16's range or need its missing digits. All others work by *elements* and follow their inputs. An
+operator that is not known is wide.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import onnx_ir as ir
+
+from graphrot.emit.half_types import is_standard
+
+Kind = Literal["move", "product", "wide", "elements"]
+
+_MOVE = frozenset(
+    "Cast Compress Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Pad Reshape "
+    "ReverseSequence ScatterElements ScatterND Slice SpaceToDepth Split Squeeze TensorScatter Tile TopK Transpose "
+    "Trilu Unsqueeze".split()
+)
+LOOKUPS = frozenset({"Gather", "GatherElements", "GatherND"})
+
+_ELEMENTS = frozenset(
+    "Abs Add And BitShift Ceil Celu CastLike Clip Div Dropout Elu Equal Erf Floor Gelu Greater GreaterOrEqual "
+    "HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less LessOrEqual Max Min Mish Mod Mul Neg Not Or PRelu Relu Round "
+    "Selu Sigmoid Sign Softplus Softsign Sub Sum Swish Tanh ThresholdedRelu Where Xor".split()
+)
+_PRODUCTS = frozenset(
+    "Attention Conv ConvTranspose Einsum Gemm LayerNormalization MatMul RMSNormalization RotaryEmbedding "
+    "SimplifiedLayerNormalization".split()
+)
+"""The norms sum in float32 by the standard (``stash_type``), and do so in ONNX Runtime 1.20 and 1.32."""
+
+_CONTRIBUTED: dict[str, Kind] = {
+    **dict.fromkeys(("BiasGelu", "FastGelu", "Gelu", "QuickGelu"), "elements"),
+    **dict.fromkeys(
+        (
+            *("FusedMatMul", "GatherBlockQuantized", "GroupQueryAttention", "MatMulNBits", "MultiHeadAttention"),
+            *("RotaryEmbedding", "SimplifiedLayerNormalization", "SkipLayerNormalization"),
+            *("SkipSimplifiedLayerNormalization",),
+        ),
+        "product",
+    ),
+}
+_ANY_TYPE = frozenset({"Shape", "Size", "IsNaN", "IsInf"})
+
+BFLOAT16_CPU = frozenset(
+    "Cast CastLike Concat Flatten Gather GatherElements GatherND Identity Reshape ScatterND Slice Split Squeeze "
+    "Transpose Unsqueeze HadamardTransform".split()
+)
+"""Operators with a bfloat16 kernel in ONNX Runtime on the CPU, 1.20 and 1.32."""
+
+
+def kind_of(node: ir.Node) -> Kind:
+    """The kind of a node without subgraphs."""
+    name = node.op_type
+    if is_standard(node):
+        if name in _MOVE:
+            return "move"
+        if name in _PRODUCTS:
+            return "product"
+        return "elements" if name in _ELEMENTS else "wide"
+    if node.domain == "com.microsoft":
+        return _CONTRIBUTED.get(name, "wide")
+    return "product" if (node.domain, name) == ("graphrot", "HadamardTransform") else "wide"
+
+
+def reads_any_type(node: ir.Node) -> bool:
+    """Whether a node's result does not depend on its input's float type: no cast is needed."""
+    return is_standard(node) and node.op_type in _ANY_TYPE
+
+
+def stays_float32(node: ir.Node, index: int) -> bool:
+    """Inputs that an operator defines as float32 whatever its other types are."""
+    return node.domain == "com.microsoft" and node.op_type == "GroupQueryAttention" and index in (12, 13)
+
+
+def has_kernel(node: ir.Node, half: ir.DataType) -> bool:
+    """Whether a node in a half type runs on the CPU by itself.
+
+    ONNX Runtime puts casts around float16 operators without a kernel; for bfloat16 it does not.
+    """
+    return half == ir.DataType.FLOAT16 or node.op_type in BFLOAT16_CPU
