@@ -20,7 +20,9 @@ def command(*arguments: str) -> str:
 def test_kernels_in_cpp(tmp_path: Path) -> None:
     for tool in ("cmake", "ctest", "ninja"):
         assert shutil.which(tool), f"{tool} is not on PATH; pip install '.[test]' brings it"
-    command("cmake", "-S", str(SOURCE), "-B", str(tmp_path), "-G", "Ninja", "-DGRAPHROT_TESTS=ON", "-DGRAPHROT_WERROR=ON")
+    command(
+        "cmake", "-S", str(SOURCE), "-B", str(tmp_path), "-G", "Ninja", "-DGRAPHROT_TESTS=ON", "-DGRAPHROT_WERROR=ON"
+    )
     command("cmake", "--build", str(tmp_path))
     printed = command("ctest", "--test-dir", str(tmp_path), "--output-on-failure")
     assert "100% tests passed" in printed  # newer versions leave the count of failures out
