@@ -62,7 +62,7 @@ class _Narrowing:
         self.states = states
         self.half = states.half
         self.ends = ends
-        self.names = used_names(model)
+        self.names = used_names(model) | {node.name for node in model.graph if node.name}
         self.runs_half: set[ir.Node] = set()
         self.exact: set[ir.Value] = set()
         self.alone = {v for v in states.floats if len(list(v.uses())) == 1 and not v.is_graph_output()}
