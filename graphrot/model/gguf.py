@@ -200,7 +200,7 @@ def _corrupt(path: Path, why: str) -> InputRefused:
 
 def _unscaled(model: PreTrainedModel) -> bool:
     parameters = getattr(model.config, "rope_parameters", None) or {}
-    return parameters.get("rope_type", "default") == "default"
+    return bool(parameters.get("rope_type", "default") == "default")
 
 
 def _divide_frequencies(model: PreTrainedModel, path: Path) -> None:

@@ -21,7 +21,7 @@ _OLD_IR = 4
 """From this IR version on, a weight need not be a graph input too."""
 
 
-def check_interface(model: ir.Model, where: Path | str) -> None:
+def check_interface(model: ir.Model, where: Path | str) -> bool:
     """Refuse a graph that takes a branch by an input, or weights or a filled cache as inputs.
 
     Args:
@@ -29,15 +29,22 @@ def check_interface(model: ir.Model, where: Path | str) -> None:
             inputs are taken off, which leaves the weights.
         where: the file, for messages.
 
+    Returns:
+        Whether the model was changed.
+
     Raises:
         InputRefused: naming the node and the input.
     """
-    if model.ir_version < _OLD_IR:
-        for value in [v for v in model.graph.inputs if v.is_initializer()]:
-            model.graph.inputs.remove(value)
+    weights = [v for v in model.graph.inputs if v.is_initializer()] if model.ir_version < _OLD_IR else []
+    for value in weights:
+        model.graph.inputs.remove(value)
+    if weights:
+        model.ir_version = _OLD_IR
     _refuse_switch(model, where)
+    _refuse_prefix(model, where)
     _refuse_defaults(model, where)
     _refuse_weights(model, where)
+    return bool(weights)
 
 
 def _refuse_switch(model: ir.Model, where: Path | str) -> None:
@@ -79,6 +86,44 @@ def _refuse_defaults(model: ir.Model, where: Path | str) -> None:
                 else "export it without weights as inputs (keep_initializers_as_inputs=False), adapters merged"
             ),
         )
+
+
+def _refuse_prefix(model: ir.Model, where: Path | str) -> None:
+    """A constant of rank 4 in front of new rows along the axis of tokens is a cache that was saved into the graph."""
+    for node in model.graph.all_nodes():
+        axis = node.attributes.get("axis")
+        if node.op_type != "Concat" or axis is None or axis.as_int() not in (2, -2):
+            continue
+        made = [value for value in node.inputs if value is not None and not _is_saved(value)]
+        saved = [value for value in node.inputs if value is not None and _is_saved(value)]
+        if not saved or not made:
+            continue
+        raise InputRefused(
+            "The model carries a saved prefix of keys and values",
+            where=f"{where}: {_name(node)}, tensor {_source(saved[0]).name!r}",
+            why="they were computed before the rotation, and a cache that starts with them cannot be told from one "
+            "that starts empty",
+            do="export the model with past_key_values as inputs, and let the prefix run through the rotated model once",
+        )
+
+
+def _is_saved(value: ir.Value) -> bool:
+    source = _source(value)
+    content = None if source.is_graph_input() else source.const_value
+    return content is not None and content.dtype in FLOATS and len(content.shape) == 4 and content.size > 0
+
+
+def _source(value: ir.Value) -> ir.Value:
+    """The constant behind Expand, Cast and Identity, or the value itself."""
+    for _ in range(_DEPTH):
+        node = value.producer()
+        if node is None or node.op_type not in ("Expand", "Cast", "Identity", "Tile") or node.inputs[0] is None:
+            break
+        value = node.inputs[0]
+    node = value.producer()
+    if node is not None and node.op_type == "Constant" and "value" in node.attributes:
+        return ir.Value(name=value.name, const_value=node.attributes["value"].as_tensor())
+    return value
 
 
 def _refuse_weights(model: ir.Model, where: Path | str) -> None:

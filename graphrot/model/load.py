@@ -15,6 +15,7 @@ from graphrot.model.finished import exported
 from graphrot.model.hub import fetch, is_hub_id
 from graphrot.model.interface import check_interface
 from graphrot.model.onnxfile import external_files, open_onnx, refuse_own, refuse_quantized
+from graphrot.model.save import save_model
 from graphrot.model.widen import FloatTypes, float_types, widen
 from graphrot.progress import Progress, silent
 
@@ -68,7 +69,7 @@ def load_source(
     if path.is_dir():
         return _load_folder(path, workdir, progress)
     if path.suffix == ".onnx":
-        return _load_onnx(path)
+        return _load_onnx(path, workdir)
     if path.suffix == ".gguf":
         return _load_gguf(path, workdir, progress)
     if is_hub_id(spec):
@@ -107,12 +108,10 @@ def load_onnx(path: Path) -> ir.Model:
     return model
 
 
-def _load_onnx(path: Path) -> Source:
-    model = load_onnx(path)
-    refuse_own(model, path)
-    refuse_quantized(model, path)
+def _load_onnx(path: Path, workdir: Path) -> Source:
+    model, opened = _opened(path, workdir)
     digest = sha256_of([path, *external_files(model)])
-    return Source(model, "onnx", path.name, digest, tokenizer_folder(path.absolute().parent), path)
+    return Source(model, "onnx", path.name, digest, tokenizer_folder(path.absolute().parent), opened)
 
 
 def _load_object(given: ModelObject, workdir: Path) -> Source:
@@ -122,11 +121,27 @@ def _load_object(given: ModelObject, workdir: Path) -> Source:
     path = workdir / "source.onnx"
     write_object(given, path)
     with naming(given, path):
-        model = load_onnx(path)
-        refuse_own(model, path)
-    refuse_quantized(model, path)
+        model, opened = _opened(path, workdir)
     digest = sha256_of([path, *external_files(model)])
-    return Source(model, "object", describe(given), digest, None, path)
+    return Source(model, "object", describe(given), digest, None, opened)
+
+
+def _opened(path: Path, workdir: Path) -> tuple[ir.Model, Path]:
+    """The model of a file and the file that it is: one of an old format, changed when it is opened, is written anew.
+
+    Raises:
+        InputRefused: it is not usable as a source.
+    """
+    model = open_onnx(path)
+    changed = check_interface(model, path)
+    refuse_own(model, path)
+    refuse_quantized(model, path)
+    if not changed:
+        return model, path
+    workdir.mkdir(parents=True, exist_ok=True)
+    made = workdir / "renewed.onnx"
+    save_model(model, made)
+    return open_onnx(made), made
 
 
 def _load_gguf(path: Path, workdir: Path, progress: Progress) -> Source:

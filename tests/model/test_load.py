@@ -56,7 +56,7 @@ def _edit_config(folder: Path, target: Path, **changes: object) -> Path:
 def test_a_folder_is_exported_into_the_workdir(hf: Path, tmp_path: Path) -> None:
     source = load_source(str(hf), workdir=tmp_path / "work")
     assert (source.kind, source.name, source.tokenizer_dir) == ("hf", "tiny", hf)
-    assert source.path == tmp_path / "work" / "source.onnx"
+    assert source.path.is_relative_to(tmp_path / "work") and source.path.is_file()
     assert source.model.graph.outputs[0].name == "logits"
     assert sorted(p.name for p in hf.iterdir() if p.suffix == ".onnx") == []
 
