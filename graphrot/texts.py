@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphrot.errors import InputRefused
-from graphrot.evaluate.text import Tokenizer, default_calibration_text, read_text
+from graphrot.evaluate.text import Tokenizer, default_calibration_text, foreign_notes, read_text, refuse_foreign
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 class Texts:
@@ -23,8 +27,11 @@ class Texts:
 
     def __init__(self, tokenizer_dir: Path | None, file: Path | None) -> None:
         self.tokenizer_dir = tokenizer_dir
+        self.notes: tuple[str, ...] = ()
+        """What a user has to know about the tokenizer; complete once tokens have been read."""
         self._file = file
         self._ids: np.ndarray | None = None
+        self._vocabulary: int | None = None
         if file is not None:
             read_text(file)
             self.require("a text was given")
@@ -34,11 +41,15 @@ class Texts:
         """Whether text can be turned into tokens."""
         return self.tokenizer_dir is not None
 
-    def require(self, why: str) -> None:
-        """Refuse to go on without a tokenizer.
+    def fit(self, model: ir.Model) -> None:
+        """From now on, tokens that the model does not have are refused."""
+        self._vocabulary = vocabulary_of(model)
+
+    def require(self, why: str, *, tokens: int = 0) -> None:
+        """Refuse to go on without a tokenizer, or with a text of fewer than ``tokens`` tokens.
 
         Raises:
-            InputRefused: there is none.
+            InputRefused: there is none, or the text is too short.
         """
         if self.tokenizer_dir is None:
             raise InputRefused(
@@ -47,12 +58,50 @@ class Texts:
                 why=why,
                 do="give --tokenizer DIR with tokenizer.json, or use --solver clip",
             )
+        if tokens and (there := len(self.tokens(tokens))) < tokens:
+            raise InputRefused(
+                "The calibration text is too short",
+                where=f"{self._file}: {there} tokens",
+                why=f"{why}, on {tokens} tokens at least",
+                do="give a longer text, or leave it out",
+            )
 
     def tokens(self, limit: int) -> np.ndarray:
-        """The first ``limit`` tokens of the text, fewer if it is shorter; int64, no special tokens."""
+        """The first ``limit`` tokens of the text, fewer if it is shorter; int64, no special tokens.
+
+        Raises:
+            InputRefused: there is no tokenizer, it cannot be read, or it has tokens that the model does not have.
+        """
         if self._ids is None:
             self.require("the text is read in tokens")
             assert self.tokenizer_dir is not None
             text = default_calibration_text() if self._file is None else read_text(self._file)
-            self._ids = np.asarray(Tokenizer(self.tokenizer_dir).encode(text), dtype=np.int64)
+            tokenizer = Tokenizer(self.tokenizer_dir)
+            ids = np.asarray(tokenizer.encode(text), dtype=np.int64)
+            if self._vocabulary is not None:
+                refuse_foreign(ids, tokenizer, self._vocabulary)
+                self.notes = foreign_notes(tokenizer, self._vocabulary)
+            self._ids = ids
         return self._ids[:limit]
+
+
+def vocabulary_of(model: ir.Model) -> int | None:
+    """How many tokens a decoder knows: rows of its table, or its number of logits if that is less."""
+    sizes: list[int] = []
+    for value in model.graph.outputs:
+        if value.name == "logits" and value.shape is not None and isinstance(value.shape[-1], int):
+            sizes.append(value.shape[-1])
+    for value in model.graph.inputs:
+        if value.name == "input_ids":
+            sizes += [rows for use in value.uses() if (rows := _rows(use.node, use.idx)) is not None]
+    return min(sizes, default=None)
+
+
+def _rows(node: ir.Node, position: int) -> int | None:
+    """Rows of the table that the node looks up its input in."""
+    table = node.inputs[0]
+    if node.op_type != "Gather" or position != 1 or table is None or not table.is_initializer():
+        return None
+    if table.shape is None or len(table.shape) != 2 or not isinstance(table.shape[0], int):
+        return None
+    return table.shape[0]

@@ -24,6 +24,8 @@ def evaluate(
 
     with StepBars() as bars:
         result = run(model, text=text, window=window, windows=windows, tokenizer=tokenizer, progress=bars)
+    for note in result.notes:
+        typer.echo(f"note: {note}", err=True)
     if as_json:
         print_json(
             {

@@ -40,6 +40,8 @@ def generate(
         tokenizer=tokenizer,
         on_text=None if as_json else stream,
     )
+    for note in result.notes:
+        typer.echo(f"note: {note}", err=True)
     if as_json:
         print_json({"text": result.text, "tokens": result.tokens})
     else:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphrot.errors import InputRefused, UsageError
+from graphrot.errors import CheckFailed, InputRefused, UsageError
 from graphrot.evaluate.perplexity import Decoder
-from graphrot.evaluate.text import Tokenizer
+from graphrot.evaluate.text import Tokenizer, refuse_foreign
 
 _HALF = "\ufffd"
 """What a tokenizer decodes from a token that ends in the middle of a character."""
@@ -52,6 +52,8 @@ class Generation:
 
     text: str
     tokens: list[int]
+    notes: tuple[str, ...] = ()
+    """What a user has to know about the answer."""
 
 
 def generate(
@@ -97,10 +99,14 @@ def stream(
 
     Raises:
         InputRefused: the prompt has no tokens, or tokens that the model does not have.
+        CheckFailed: the logits are not finite.
     """
     ids = tokenizer.encode_chat(prompt) if chat else tokenizer.encode(prompt, special=True)
     if not ids:
         raise InputRefused("The prompt is empty", do="give a prompt of at least one token")
+    vocabulary = getattr(model, "vocabulary", None)
+    if isinstance(vocabulary, int):
+        refuse_foreign(ids, tokenizer, vocabulary)
     generator = None if sampling is None else np.random.default_rng(sampling.seed)
     text = _Text(tokenizer, ids)
     cache = None
@@ -117,6 +123,8 @@ def stream(
 
 
 def _pick(logits: np.ndarray, sampling: Sampling | None, generator: np.random.Generator | None) -> int:
+    if not np.isfinite(logits.max()):  # NaN, or an infinity that leaves no distribution
+        raise CheckFailed("The model's logits are not finite", do="check the model's weights")
     if sampling is None or generator is None:
         return int(logits.argmax())
     scaled = logits.astype(np.float64) / sampling.temperature

@@ -15,8 +15,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphrot.errors import InputRefused, UsageError
+from graphrot.errors import CheckFailed, InputRefused, UsageError
 from graphrot.progress import Progress, silent
+
+_LARGEST = 700.0
+"""Its exponential is still a float64."""
 
 _ROWS = 128
 """Positions whose logits are widened to float64 at a time."""
@@ -37,6 +40,8 @@ class Perplexity:
     tokens: int
     window: int
     windows: int
+    notes: tuple[str, ...] = ()
+    """What a user has to know about the figure."""
 
 
 def perplexity(
@@ -52,6 +57,7 @@ def perplexity(
     Raises:
         UsageError: a window of less than two tokens, or less than one window.
         InputRefused: the text has fewer tokens than that.
+        CheckFailed: the logits are not finite, or exclude the text.
     """
     if window < 2 or (windows is not None and windows < 1):
         raise UsageError(
@@ -75,11 +81,19 @@ def perplexity(
         total += negative_log_likelihood(logits[0, :-1], piece[1:])
     progress("perplexity", count, count)
     predicted = count * (window - 1)
-    return Perplexity(math.exp(total / predicted), predicted, window, count)
+    mean = total / predicted
+    if not mean < _LARGEST:
+        raise CheckFailed(
+            "The model has no perplexity on this text",
+            where=f"mean negative log-likelihood {mean:.3g}",
+            why="its logits are not finite" if not math.isfinite(mean) else "it excludes the text's tokens",
+            do="check the model's weights",
+        )
+    return Perplexity(math.exp(mean), predicted, window, count)
 
 
 def negative_log_likelihood(logits: np.ndarray, targets: np.ndarray) -> float:
-    """Sum over positions of ``logsumexp(logits) - logits[target]``, in float64.
+    """Sum over positions of ``logsumexp(logits) - logits[target]``, in float64; NaN where logits are no numbers.
 
     Args:
         logits: ``[S, V]``.
@@ -89,6 +103,8 @@ def negative_log_likelihood(logits: np.ndarray, targets: np.ndarray) -> float:
     for start in range(0, len(targets), _ROWS):
         rows = logits[start : start + _ROWS].astype(np.float64)
         top = rows.max(axis=-1)
+        if not np.isfinite(top).all():
+            return math.nan
         normalizer = top + np.log(np.exp(rows - top[:, None]).sum(axis=-1))
         picked = rows[np.arange(len(rows)), targets[start : start + _ROWS]]
         total += float((normalizer - picked).sum())

@@ -148,7 +148,12 @@ def find_tokenizer(explicit: Path | None, *, beside: Sequence[Path] = ()) -> Tok
 
 
 def encode_file(
-    text: Path, tokenizer: Path | None, *, beside: Sequence[Path] = (), limit: int | None = None
+    text: Path,
+    tokenizer: Path | None,
+    *,
+    beside: Sequence[Path] = (),
+    limit: int | None = None,
+    vocabulary: int | None = None,
 ) -> np.ndarray:
     """Token ids ``[T] int64`` of a text file from its start, without special tokens.
 
@@ -157,13 +162,46 @@ def encode_file(
         tokenizer: a folder with tokenizer.json; None: look beside the models.
         beside: models beside which a tokenizer may lie.
         limit: keep at most so many tokens.
+        vocabulary: number of tokens that the model knows; None: not checked.
 
     Raises:
-        InputRefused: the text or the tokenizer is missing or unusable.
+        InputRefused: the text or the tokenizer is missing or unusable, or has tokens that the model does not have.
     """
     content = read_text(text)
-    ids = find_tokenizer(tokenizer, beside=beside).encode(content)
+    words = find_tokenizer(tokenizer, beside=beside)
+    ids = words.encode(content)
+    if vocabulary is not None:
+        refuse_foreign(ids, words, vocabulary)
     return np.asarray(ids[:limit], dtype=np.int64)
+
+
+def refuse_foreign(ids: Sequence[int] | np.ndarray, tokenizer: Tokenizer, vocabulary: int) -> None:
+    """Refuse token ids that a model does not have.
+
+    Args:
+        ids: token ids of a text.
+        tokenizer: what made them.
+        vocabulary: number of tokens that the model knows.
+
+    Raises:
+        InputRefused: an id is ``vocabulary`` or larger.
+    """
+    largest = int(np.max(ids, initial=0))
+    if largest >= vocabulary:
+        raise InputRefused(
+            "The tokenizer is not the model's own",
+            where=f"{tokenizer.folder / _TOKENIZER}: {tokenizer.size} tokens",
+            why=f"the text has token {largest}, and the model knows {vocabulary} tokens",
+            do="give the folder of the model's tokenizer with --tokenizer",
+        )
+
+
+def foreign_notes(tokenizer: Tokenizer, vocabulary: int) -> tuple[str, ...]:
+    """A word on a tokenizer that is much smaller than the model's vocabulary: it may be another model's."""
+    if 2 * tokenizer.size >= vocabulary:
+        return ()
+    sizes = f"the tokenizer has {tokenizer.size} tokens and the model {vocabulary}"
+    return (f"{sizes}: check that they belong together ({tokenizer.folder / _TOKENIZER})",)
 
 
 def read_text(path: Path) -> str:
@@ -172,10 +210,14 @@ def read_text(path: Path) -> str:
     Raises:
         InputRefused: the file is missing, empty or not UTF-8.
     """
-    if not path.is_file():
+    if path.is_dir():
+        raise InputRefused("The text is a folder", where=str(path), do="give one file")
+    if not path.exists():
         raise InputRefused("There is no such text file", where=str(path), do="check the path")
     try:
         text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputRefused("The text cannot be read", where=str(path), why=error.strerror or str(error)) from error
     except UnicodeDecodeError as error:
         raise InputRefused(
             "The text is not UTF-8", where=f"{path}, byte {error.start}", do="convert it to UTF-8"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from graphrot.errors import InputRefused
 from graphrot.model.files import cache_folder, tokenizer_files
 from graphrot.model.hub import cached_files, is_hub_id
 from graphrot.model.onnxfile import external_files
+from graphrot.model.tensors import data_files
 
 if TYPE_CHECKING:
     from graphrot.model.interop import ModelObject
@@ -58,10 +59,8 @@ class Inputs:
         else:
             yield self.source
             yield from tokenizer_files(self.source.parent)
-            # What does not parse is refused with its reasons when it is loaded.
             if self.source.suffix == ".onnx":
-                with contextlib.suppress(Exception):
-                    yield from external_files(ir.load(self.source))
+                yield from data_files(self.source)
         for path in self.others:
             yield from tokenizer_files(path) if path.is_dir() else (path,)
 
@@ -75,6 +74,6 @@ def _folder_files(folder: Path) -> Iterator[Path]:
 
     yield folder / "config.json"
     yield from folder.glob("*.index.json")
-    with contextlib.suppress(InputRefused):
+    with suppress(InputRefused):
         yield from weight_files(folder)
     yield from tokenizer_files(folder)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
 import onnx.defs
@@ -40,6 +41,8 @@ def check_structure(proto: onnx.ModelProto, where: str) -> None:
         InputRefused: no operators, an opset or IR version out of range, a name made twice or never, nodes in
             a circle or out of order, functions that call themselves, an operator that nobody defines.
     """
+    if (text := _not_text(proto)) is not None:
+        raise _refuse(f"a text in it is not UTF-8: {text!r}", where)
     if not proto.graph.node or not proto.opset_import:
         raise _refuse("it holds no graph with operators", where, do="export it again, or check the download")
     _check_versions(proto, where)
@@ -74,6 +77,9 @@ def node_label(node: onnx.NodeProto, place: int | None = None) -> str:
 
 def _check_versions(proto: onnx.ModelProto, where: str) -> None:
     opsets: dict[str, int] = {}
+    for entry in (*proto.opset_import, *(entry for function in proto.functions for entry in function.opset_import)):
+        if entry.version < 1:
+            raise _refuse(f"it imports version {entry.version} of the domain {entry.domain or 'ai.onnx'!r}", where)
     for entry in proto.opset_import:
         domain = "" if entry.domain == "ai.onnx" else entry.domain
         if opsets.setdefault(domain, entry.version) != entry.version:
@@ -255,6 +261,21 @@ def _calls(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str]]:
         yield node.domain, node.op_type
         for graph in subgraphs(node):
             yield from _calls(graph.node)
+
+
+def _not_text(message: Any) -> bytes | None:
+    """A string in the protobuf message that is none: the parser gives it as bytes."""
+    for field, content in message.ListFields():
+        values = content if isinstance(content, Sequence) and not isinstance(content, str | bytes) else [content]
+        if field.type == field.TYPE_STRING:
+            for value in values:
+                if isinstance(value, bytes):
+                    return value[:80]
+        elif field.type == field.TYPE_MESSAGE:
+            for value in values:
+                if (text := _not_text(value)) is not None:
+                    return text
+    return None
 
 
 def _repeated(names: Sequence[Hashable]) -> Hashable | None:

@@ -26,6 +26,7 @@ _FIELDS = {
 _COMPLEX = (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128)
 _LIGHT = 1024
 """Elements of tensors that shape inference may read."""
+_LONGEST_NAME = 255
 _REPAIR = "export the model again, or check the download"
 
 
@@ -99,6 +100,16 @@ def _lighten(graph: onnx.GraphProto) -> None:
 
 def _is_heavy(tensor: onnx.TensorProto) -> bool:
     return tensor.data_location == onnx.TensorProto.EXTERNAL or math.prod(tensor.dims) > _LIGHT
+
+
+def data_files(path: Path) -> list[Path]:
+    """The external data files that the model at ``path`` names, sorted; none where it does not parse."""
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except Exception:  # the parser raises whatever it meets; loading the model says what is wrong
+        return []
+    entries = (entry for tensor in all_tensors(proto) for entry in tensor.external_data)
+    return sorted({path.parent / entry.value for entry in entries if entry.key == "location" and entry.value})
 
 
 def place_of(location: str, path: Path) -> Path | None:
@@ -202,8 +213,10 @@ def _external(tensor: onnx.TensorProto, path: Path, size: int) -> tuple[str, int
     """Name of the tensor's file, and where in it the tensor ends."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
-    if not location:
-        raise _unusable(tensor, path, "it lies in external data, and no file is named")
+    longest = max((len(part.encode()) for part in Path(location).parts), default=0)
+    if not location.isprintable() or not 0 < longest <= _LONGEST_NAME:
+        shown = location if len(location) < 50 else location[:50] + "..."
+        raise _unusable(tensor, path, f"it lies in external data, and no file can be called {shown!r}")
     numbers: dict[str, int] = {}
     for key in ("offset", "length"):
         text = entries.get(key, "0")
