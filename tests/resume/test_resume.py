@@ -265,3 +265,17 @@ def test_a_finished_export_is_not_made_again(
     assert len(exports) == (damage != "none")
     assert ("resuming: the export is done" in steps) == (damage == "none")
     assert {path.name for path in tmp_path.iterdir()} == {"hf", "out"}
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_stopped_in_an_export(
+    folder: Path, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: bool
+) -> None:
+    def export(_folder: Path, path: Path, **_: Any) -> None:
+        path.write_bytes(b"the first half")
+        raise Interrupted
+
+    monkeypatch.setattr(hf, "export_folder", export)
+    with pytest.raises(Interrupted):
+        graphrot.convert(folder, output=tmp_path / "out", resume=resume, **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
