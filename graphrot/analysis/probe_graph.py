@@ -59,7 +59,7 @@ class ProbeGraph:
             nodes,
             "probe",
             [ir.serde.serialize_value(v) for v in model.graph.inputs if v.name not in model.graph.initializers],
-            [onnx.ValueInfoProto(name=v.name) for v in self._exposed],
+            [_declared(v) for v in self._exposed],
             initializer=self._initializers,
         )
         proto = helper.make_model(
@@ -124,6 +124,14 @@ class ProbeGraph:
             name = f"probe_{self._counter}"
             if name not in self._names:
                 return name
+
+
+def _declared(value: ir.Value) -> onnx.ValueInfoProto:
+    """The value with the type that the model declares for it: ONNX Runtime refuses one that is wrong."""
+    info = onnx.ValueInfoProto(name=value.name)
+    if isinstance(value.type, ir.TensorType):
+        info.type.tensor_type.elem_type = int(value.type.dtype)
+    return info
 
 
 def data_input(scope: Scope, node: ir.Node) -> int | None:
