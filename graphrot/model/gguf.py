@@ -60,7 +60,7 @@ def read_header(path: Path) -> Header:
         if file.read(4) != _MAGIC:
             raise _corrupt(path, "it does not begin with the four letters GGUF")
     reader = _reader(path)
-    split = _scalar(reader, "split.count")
+    split = _scalar(reader, "split.count", path)
     if isinstance(split, int) and split > 1:
         raise InputRefused(
             "The GGUF file is one part of several",
@@ -68,7 +68,7 @@ def read_header(path: Path) -> Header:
             why=f"it says split.count = {split}",
             do="join the parts with llama.cpp's gguf-split --merge and give the one file",
         )
-    architecture = _scalar(reader, "general.architecture")
+    architecture = _scalar(reader, "general.architecture", path)
     if not isinstance(architecture, str) or not architecture or not reader.tensors:
         raise _corrupt(path, "it names no architecture" if reader.tensors else "it holds no tensors")
     unread = sorted(t.name for t in reader.tensors if t.name in _UNREAD)
@@ -81,7 +81,7 @@ def read_header(path: Path) -> Header:
         )
     types = Counter(t.tensor_type.name for t in reader.tensors if len(t.shape) > 1)
     names = frozenset(str(t.name) for t in reader.tensors)
-    scaling = _scalar(reader, f"{architecture}.rope.scaling.type")
+    scaling = _scalar(reader, f"{architecture}.rope.scaling.type", path)
     scaling = None if scaling in (None, "", "none") else str(scaling)
     has_tokens = "tokenizer.ggml.tokens" in reader.fields
     return Header(architecture, tuple(types.most_common()), has_tokens, scaling, names)
@@ -187,9 +187,12 @@ def _reader(path: Path) -> Any:
         raise _corrupt(path, f"{type(error).__name__}: {str(error).strip()[:300]}") from error
 
 
-def _scalar(reader: Any, key: str) -> Any:
+def _scalar(reader: Any, key: str, path: Path) -> Any:
     field = reader.fields.get(key)
-    return None if field is None else field.contents()
+    try:
+        return None if field is None else field.contents()
+    except UnicodeDecodeError as error:
+        raise _corrupt(path, f"{key} is no text: {error}") from error
 
 
 def _corrupt(path: Path, why: str) -> InputRefused:

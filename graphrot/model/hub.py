@@ -79,9 +79,7 @@ def _snapshot(spec: str, patterns: tuple[str, ...]) -> Path:
 
     name, revision = split_id(spec)
     try:
-        folder = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=list(patterns), ignore_patterns=["*/*"]
-        )
+        folder = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(patterns))
     except Exception as error:  # the client raises its own kinds, its HTTP library's, and OSErrors
         raise _explained(error, spec, name, revision) from error
     return Path(folder)

@@ -142,6 +142,8 @@ def test_corrupt_files_are_refused(whole: Path, tmp_path: Path) -> None:
         content[position : position + 4] = b"\xff\xff\xff\xff"
         bad.write_bytes(content)
         assert "GGUF" in _refused(bad, tmp_path)
+    bad.write_bytes(whole.read_bytes().replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0ll\xffma", 1))
+    assert "general.architecture is no text" in _refused(bad, tmp_path)
     bad.write_bytes(b"PK\x03\x04 something else")
     assert "does not begin with the four letters GGUF" in _refused(bad, tmp_path)
     assert "There is no such file" in _refused(tmp_path / "nowhere.gguf", tmp_path)

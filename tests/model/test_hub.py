@@ -139,7 +139,7 @@ def test_only_what_is_read_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path:
                 "pytorch_model.bin", "onnx/model.onnx", "original/model.safetensors", "consolidated.safetensors",
                 "README.md", "model.gguf", "modeling_mine.py", "tf_model.h5",
             ],
-            allow_patterns=first["allow_patterns"], ignore_patterns=first["ignore_patterns"],
+            allow_patterns=first["allow_patterns"],
         )
     )  # fmt: skip
     assert kept == [
