@@ -19,9 +19,9 @@ import onnx_ir as ir
 from graphrot.emit.half_constants import Constants
 from graphrot.emit.half_rules import has_kernel, kind_of, reads_any_type, stays_float32
 from graphrot.emit.half_states import States, assign, has_graph, limits
-from graphrot.emit.half_types import is_standard
 from graphrot.folded import used_names
-from graphrot.graph import WeightStore, add_initializer, drop_unused_initializers, unique_name
+from graphrot.graph import WeightStore, add_initializer, drop_unused_initializers, read_constant, unique_name
+from graphrot.model.floats import is_standard
 from graphrot.progress import Progress, silent
 
 _FLOAT = ir.DataType.FLOAT
@@ -48,10 +48,25 @@ def narrow(
         InputRefused: a weight is too large for the half type.
     """
     model.graph.sort()
+    _lift_constants(model)
     states = assign(model, half, dict(ends))
     _Narrowing(model, states, dict(ends), store, progress).run()
     drop_unused_initializers(model)
     model.graph.sort()
+
+
+def _lift_constants(model: ir.Model) -> None:
+    """Float Constant nodes become initializers, which can be stored in either type."""
+    for node in list(model.graph):
+        output = node.outputs[0] if node.op_type == "Constant" and is_standard(node) else None
+        if output is None or output.is_graph_output() or not output.name:
+            continue
+        numbers = read_constant(output)
+        if numbers.dtype == np.float32:
+            name = output.name
+            output.name = f"{name}.node"
+            output.replace_all_uses_with(add_initializer(model, name, numbers))
+            model.graph.remove(node, safe=True)
 
 
 class _Narrowing:
@@ -134,6 +149,8 @@ class _Narrowing:
         for name in ("to", "output_dtype"):
             if name in node.attributes and node.attributes[name].as_int() == _FLOAT:
                 node.attributes[name] = ir.AttrInt64(name, int(made))
+        if made != _FLOAT and node.op_type == "Attention" and "softmax_precision" not in node.attributes:
+            node.attributes["softmax_precision"] = ir.AttrInt64("softmax_precision", int(_FLOAT))
         content = node.attributes.get("value")
         if made != _FLOAT and node.op_type in ("Constant", "ConstantOfShape") and content is not None:
             numbers = content.as_tensor().numpy().astype(made.numpy())

@@ -9,10 +9,10 @@ import onnx_ir as ir
 
 from graphrot.emit.half_rules import has_kernel, kind_of, reads_any_type, stays_float32
 from graphrot.emit.half_states import States, limits
-from graphrot.emit.half_types import is_standard
 from graphrot.errors import InputRefused
 from graphrot.folded import rounded_numbers, used_names
 from graphrot.graph import WeightStore, add_initializer, unique_name
+from graphrot.model.floats import is_standard
 from graphrot.progress import Progress
 
 _FLOAT = ir.DataType.FLOAT

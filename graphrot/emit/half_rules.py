@@ -12,7 +12,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from graphrot.emit.half_types import is_standard
+from graphrot.model.floats import is_standard
 
 Kind = Literal["move", "product", "wide", "elements"]
 

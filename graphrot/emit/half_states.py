@@ -21,8 +21,8 @@ import numpy as np
 import onnx_ir as ir
 
 from graphrot.emit.half_rules import LOOKUPS, kind_of, reads_any_type
-from graphrot.emit.half_types import float_values, is_standard, takes_half
 from graphrot.graph import is_constant, read_constant
+from graphrot.model.floats import float_values, is_standard, takes_half
 
 State = Literal["constant", "whole", "single", "half"]
 
@@ -168,7 +168,8 @@ class _Step:
     def _makes_float32_output(self) -> bool:
         """A product that is a float32 output of the graph is not rounded to half on the way."""
         first = self.node.outputs[0]
-        return first.is_graph_output() and not first.uses() and self.ends.get(first.name or "") == ir.DataType.FLOAT
+        kept = self.ends.get(first.name or "", ir.DataType.FLOAT) == ir.DataType.FLOAT
+        return first.is_graph_output() and not first.uses() and kept
 
     def _fits(self, *, every: bool) -> bool:
         """Whether half holds the node's constants: all of them, or the scales of packed weights."""

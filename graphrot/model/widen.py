@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphrot.graph import plain_shape
+from graphrot.model.floats import float_values, is_standard
 from graphrot.model.save import save_model
 
 FloatName = Literal["float32", "float16", "bfloat16"]
@@ -158,17 +159,13 @@ def _widen_attributes(node: ir.Node) -> None:
 
 
 def _drop_idle_casts(model: ir.Model) -> None:
-    """Remove casts from float32 to float32. A type that is not declared is asked of the node that makes it."""
+    """Remove casts of the main graph from float32 to float32."""
+    floats = float_values(model)
     for node in list(model.graph):
-        if node.op_type != "Cast" or node.domain not in ("", "ai.onnx") or node.attributes["to"].is_ref():
+        if node.op_type != "Cast" or not is_standard(node) or node.outputs[0].is_graph_output():
             continue
-        source, output = node.inputs[0], node.outputs[0]
-        if source is None or int(_FLOAT) != node.attributes["to"].as_int() or output.is_graph_output():
-            continue
-        maker = source.producer()
-        known = source.dtype
-        if known is None and maker is not None and maker.op_type == "Cast":
-            known = ir.DataType(maker.attributes["to"].as_int())
-        if known == _FLOAT:
-            output.replace_all_uses_with(source)
+        source = node.inputs[0]
+        if source in floats and node.attributes["to"].as_int() == int(_FLOAT):
+            assert source is not None
+            node.outputs[0].replace_all_uses_with(source)
             model.graph.remove(node, safe=True)
