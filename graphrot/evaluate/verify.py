@@ -17,17 +17,21 @@ TEXT_TOKENS = 4096
 
 @dataclass(frozen=True)
 class Verification:
-    """The outcome; ``relative`` is the largest difference as a part of the first model's largest logit."""
+    """The outcome; ``relative`` is the largest difference as a part of the first model's largest logit.
+
+    ``dtype`` is the coarser float type of the two models, but not finer than float32: it sets the tolerance.
+    """
 
     ok: bool
     max_abs: float
     relative: float
     top1: float
     tokens: int
+    dtype: str = "float32"
 
     @property
     def tolerance(self) -> float:
-        return TOLERANCE["float32"]
+        return TOLERANCE[self.dtype]
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -38,7 +42,8 @@ def verify(
 ) -> Verification:
     """Compare ``b`` with ``a`` on random tokens and, if given, on the first tokens of a text.
 
-    First choices may differ only where the first model's two best logits are closer than twice the
+    The tolerance follows the coarser type of the two: 6e-5 of the largest logit in float32, 1.6e-2 in float16, 0.125
+    in bfloat16. First choices may differ only where the first model's two best logits are closer than twice the
     largest difference.
 
     Args:
@@ -54,14 +59,21 @@ def verify(
     first = open_decoder(a)
     probes = random_probes(first.vocabulary, batch=first.batch)
     if text is not None:
-        probes += text_probes(encode_file(text, tokenizer, beside=(a, b), limit=TEXT_TOKENS), limit=TEXT_TOKENS)
+        probes += text_probes(
+            encode_file(text, tokenizer, beside=(a, b), limit=TEXT_TOKENS, vocabulary=first.vocabulary),
+            limit=TEXT_TOKENS,
+        )
     with Reference(first, probes, progress=progress, step="verify: the first model") as reference:
+        types = {"float32", first.dtype}
         del first
-        found = reference.compare(open_decoder(b), progress=progress, step="verify: the second model")
+        second = open_decoder(b)
+        dtype = next(name for name in TOLERANCE if name in types | {second.dtype})
+        found = reference.compare(second, progress=progress, step="verify: the second model")
     return Verification(
-        ok=found.within(TOLERANCE["float32"]),
+        ok=found.within(TOLERANCE[dtype]),
         max_abs=found.max_abs,
         relative=found.relative,
         top1=found.top1,
         tokens=found.tokens,
+        dtype=dtype,
     )
