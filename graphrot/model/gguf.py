@@ -155,7 +155,7 @@ def write_tokenizer(path: Path, folder: Path) -> str | None:
 
     with quiet(), quiet_loading(), contextlib.redirect_stderr(io.StringIO()):
         try:
-            words = AutoTokenizer.from_pretrained(path.absolute().parent, gguf_file=path.name, local_files_only=True)
+            words = AutoTokenizer.from_pretrained(path.absolute().parent, gguf_file=path.name)
             words.save_pretrained(folder)
         except Exception as error:  # as above
             said = f"{type(error).__name__}: {str(error).strip()[:200]}"
