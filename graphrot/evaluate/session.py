@@ -24,6 +24,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from graphrot.errors import InputRefused
+from graphrot.model.onnxfile import read_proto
 from graphrot.ops import library as native
 from graphrot.ops.runtime import runtime, too_new
 
@@ -272,12 +273,7 @@ def _read_header(path: Path) -> tuple[dict[str, str], frozenset[str], str]:
 
     Read from the protobuf itself, whose memory goes back at once; graph objects would stay in the heap.
     """
-    try:
-        proto = onnx.load_model(path, load_external_data=False)
-    except Exception as error:  # the parser raises whatever it meets in a broken file
-        raise InputRefused(
-            "The file is not an ONNX model", where=str(path), why=f"{type(error).__name__}: {error}"
-        ) from error
+    proto = read_proto(path)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     ends = (value.type.tensor_type.elem_type for value in (*proto.graph.input, *proto.graph.output))
     found = {*ends, *(tensor.data_type for tensor in proto.graph.initializer if len(tensor.dims) > 1)}

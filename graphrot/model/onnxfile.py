@@ -39,10 +39,7 @@ def open_onnx(path: Path) -> ir.Model:
         InputRefused: not there, not ONNX, not valid, or its external data is missing, too short or
             outside the model's folder.
     """
-    refuse_other_files(path)
-    proto = _parse(path)
-    check_structure(proto, str(path))
-    check_tensors(proto, path)
+    proto = read_proto(path)
     _run_checker(proto, path)
     try:
         model = ir.serde.deserialize_model(proto)
@@ -50,6 +47,19 @@ def open_onnx(path: Path) -> ir.Model:
         raise _corrupt(path, f"it does not load: {type(error).__name__}: {str(error).strip()[:400]}") from error
     _set_folder(model, path)
     return model
+
+
+def read_proto(path: Path) -> onnx.ModelProto:
+    """Read the protobuf without its external data, and check that graph and weights are whole.
+
+    Raises:
+        InputRefused: see :func:`open_onnx`.
+    """
+    refuse_other_files(path)
+    proto = _parse(path)
+    check_structure(proto, str(path))
+    check_tensors(proto, path)
+    return proto
 
 
 def refuse_quantized(model: ir.Model, path: Path) -> None:

@@ -153,7 +153,7 @@ def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputRefused, match="There is no such model"):
         open_decoder(tmp_path)
     (tmp_path / "bad.onnx").write_bytes(b"no protobuf")
-    with pytest.raises(InputRefused, match="is not an ONNX model"):
+    with pytest.raises(InputRefused, match="is not a usable ONNX model"):
         open_decoder(tmp_path / "bad.onnx")
     path = _decoder(tmp_path, "logits = NoSuchOperator(input_ids)", "int64[b,s] input_ids")
     with pytest.raises(Unrunnable, match="does not load the model"):

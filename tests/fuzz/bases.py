@@ -7,9 +7,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from graphrot.model.export import export_decoder
 from tests.analysis.graphs import decoder, layer_op, rms_norm
-from tests.tiny import tiny_llama
 
 BASES = ("exported", "embedded", "layernorm")
 
@@ -26,6 +24,9 @@ _NAMES = {
 def write_base(name: str, path: Path) -> None:
     """Write one of :data:`BASES`: a decoder of one layer."""
     if name == "exported":
+        from graphrot.model.export import export_decoder
+        from tests.tiny import tiny_llama
+
         export_decoder(tiny_llama(tied=True, layers=1), path)
         return
     model, _ = decoder(rms_norm if name == "embedded" else layer_op, bias=name == "layernorm")
