@@ -9,6 +9,7 @@ a time works in the cache, so that a folder that is there is whole.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import subprocess
 import sys

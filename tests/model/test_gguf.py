@@ -77,6 +77,17 @@ def test_the_tokenizer_comes_along(whole: Path, tmp_path: Path) -> None:
     assert graphrot.generate(tmp_path / "out", prompt="The", greedy=True, max_new_tokens=3).tokens
 
 
+def test_the_demo_s_folder_is_written_without_a_word(
+    whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from graphrot.model import demo
+
+    demo._dequantize(whole, tmp_path / "hf")
+    assert tuple(capfd.readouterr()) == ("", "")
+    source = load_source(str(tmp_path / "hf"), workdir=tmp_path / "work")
+    assert source.tokenizer_dir == tmp_path / "hf" and _worst(source.path, tiny_llama(layers=1)) < 1e-5
+
+
 def test_without_a_tokenizer_it_converts_and_says_so(tmp_path: Path) -> None:
     write_gguf(tiny_llama(layers=1), tmp_path / "a.gguf", tokenizer=False)
     made = graphrot.convert(tmp_path / "a.gguf", recipe="rotate-only", certificate="off")
