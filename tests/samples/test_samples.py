@@ -10,9 +10,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import graphrot
+from graphrot.evaluate.session import DecoderSession
 from tests.exported import tiny_onnx, write_tokenizer
 
 SAMPLES = Path(__file__).resolve().parents[2] / "samples"
@@ -75,11 +77,27 @@ def test_the_service_is_plain_onnxruntime() -> None:
     assert "import graphrot" not in text
 
 
-def test_the_quickstart_converts_and_generates(deployed: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(SAMPLES / "quickstart.py"), str(deployed), "OUT", "It was the best"]
+def run(sample: str, arguments: list[str], folder: Path) -> str:
+    """Run a sample in a process of its own; returns what it printed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SAMPLES.parent), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+    command = [sys.executable, str(SAMPLES / sample), *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
-    assert "R1  merged" in done.stdout and "R4  online" in done.stdout
-    assert "relative error" in done.stdout and "It was the best" in done.stdout
-    assert "inputs: input_ids, attention_mask" in done.stdout
+    return done.stdout
+
+
+def test_the_quickstart_converts_and_generates(deployed: Path, tmp_path: Path) -> None:
+    printed = run("quickstart.py", [str(deployed), "OUT", "It was the best"], tmp_path)
+    assert "R1  merged" in printed and "R4  online" in printed
+    assert "relative error" in printed and "It was the best" in printed
+    assert "inputs: input_ids, attention_mask" in printed
+
+
+def test_the_graphsurgeon_script_edits_a_rotated_graph(deployed: Path, tmp_path: Path) -> None:
+    assert "outputs logits" in run("graphsurgeon_script.py", [str(deployed), "OUT.onnx"], tmp_path)
+    whole = graphrot.convert(deployed, recipe="w4a8").model
+    tokens = np.arange(3, 12)[None]
+    logits, _ = DecoderSession(whole).run(tokens)
+    last, _ = DecoderSession(tmp_path / "OUT.onnx").run(tokens)
+    assert last.shape == (1, 1, logits.shape[2])
+    np.testing.assert_allclose(last, logits[:, -1:], rtol=0, atol=1e-5 * np.abs(logits).max())
