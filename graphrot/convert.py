@@ -346,6 +346,14 @@ class _Job:
         from graphrot.model.finite import refuse_not_finite
         from graphrot.quantize import SHORTEST_CALIBRATION
 
+        runs = self.recipe.solver == "gptq" or self.recipe.certificate is not None
+        if runs and "input_ids" not in [value.name for value in source.model.graph.inputs]:
+            raise InputRefused(
+                "The model is not a decoder",
+                where="inputs " + ", ".join(str(value.name) for value in source.model.graph.inputs),
+                why="none is called input_ids, which the certificate and gptq feed tokens to",
+                do="give a decoder with input_ids in and logits out; --certificate off rotates other transformers",
+            )
         refuse_not_finite(source.model)
         for value in source.model.graph.initializers.values():
             if value.dtype == ir.DataType.DOUBLE and value.shape is not None and len(value.shape) > 1:

@@ -18,6 +18,7 @@ from graphrot.errors import CheckFailed, InputRefused
 from graphrot.evaluate.compare import Reference, random_probes, text_probes
 from graphrot.evaluate.session import open_decoder
 from graphrot.graph import WeightStore
+from graphrot.model.onnxfile import reopen_onnx
 from graphrot.model.save import save_model
 from graphrot.model.widen import HALVES, FloatName, FloatTypes
 from graphrot.progress import Progress
@@ -162,7 +163,7 @@ def measure_half(
 
 
 def _plain(source: Path, reference: Reference, types: HalfTypes, folder: Path, progress: Progress) -> float | None:
-    model = ir.load(source)
+    model = reopen_onnx(source)
     try:
         narrow_model(model, types, folder / "plain", progress=progress)
     except InputRefused:

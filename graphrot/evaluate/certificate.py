@@ -22,6 +22,7 @@ from graphrot.evaluate.double import exact_in_double, to_double
 from graphrot.evaluate.session import DecoderSession, Unrunnable, open_decoder
 from graphrot.folded import Rotate, edit_operand, used_names
 from graphrot.graph import node_of, value_map
+from graphrot.model.onnxfile import reopen_onnx
 from graphrot.model.save import save_model
 from graphrot.plan.types import Rotation, RotationPlan
 from graphrot.progress import Progress, silent
@@ -155,7 +156,7 @@ def _in_double(
     progress: Progress,
 ) -> Certificate | None:
     """The same in float64; None where the model is large or an operator has no float64 kernel."""
-    model = ir.load(source)
+    model = reopen_onnx(source)
     if weight_bytes(model) > SMALL:
         return None
     wide = to_double(model)

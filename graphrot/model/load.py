@@ -74,6 +74,13 @@ def load_source(
         return _load_gguf(path, workdir, progress)
     if is_hub_id(spec):
         return _load_folder(fetch(spec, progress=progress), workdir, progress, hub_id=spec)
+    if path.suffix in (".safetensors", ".bin", ".pt", ".pth") and path.exists():
+        raise InputRefused(
+            "The source is not understood",
+            where=spec,
+            why="weights alone do not say what to compute with them",
+            do=f"give the folder that holds them and config.json: {path.absolute().parent}",
+        )
     raise InputRefused(
         "The source is not understood",
         where=spec,

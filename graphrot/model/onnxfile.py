@@ -41,6 +41,15 @@ def open_onnx(path: Path) -> ir.Model:
     """
     proto = read_proto(path)
     _run_checker(proto, path)
+    return _mapped(proto, path)
+
+
+def reopen_onnx(path: Path) -> ir.Model:
+    """Read a file that :func:`open_onnx` has checked once more, as another object."""
+    return _mapped(_parse(path), path)
+
+
+def _mapped(proto: onnx.ModelProto, path: Path) -> ir.Model:
     try:
         model = ir.serde.deserialize_model(proto)
     except Exception as error:  # it raises whatever it meets
