@@ -12,6 +12,7 @@ import pytest
 
 import graphrot
 from graphrot.errors import UsageError
+from graphrot.work import lock as module
 from graphrot.work.folder import WorkFolder, work_path
 from graphrot.work.lock import Busy, Lock
 
@@ -39,17 +40,22 @@ def test_one_holder_at_a_time(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_whose_file_was_removed_is_not_the_lock(tmp_path: Path) -> None:
-    """Between opening and locking, the last holder takes the file away: the next one must not lock what is gone."""
-    first = Lock(tmp_path / "lock")
-    handle = os.open(tmp_path / "lock", os.O_RDWR)
-    first.release(remove=True)
-    second = Lock(tmp_path / "lock")
-    assert not os.path.samestat(os.fstat(handle), (tmp_path / "lock").stat())
+def test_a_lock_whose_file_was_removed_is_not_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between opening and locking, the last holder takes the file away: what is gone must not be locked."""
+    path = tmp_path / "lock"
+    take = module._try_lock
+
+    def late(handle: int, where: Path) -> bool:
+        monkeypatch.undo()
+        path.unlink()
+        return take(handle, where)
+
+    monkeypatch.setattr(module, "_try_lock", late)
+    lock = Lock(path)
+    assert path.read_text() == f"{os.getpid()}\n"
     with pytest.raises(Busy):
-        Lock(tmp_path / "lock")
-    os.close(handle)
-    second.release(remove=True)
+        Lock(path)
+    lock.release(remove=True)
 
 
 def test_waiting(tmp_path: Path) -> None:
