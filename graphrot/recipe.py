@@ -7,6 +7,7 @@ recipe that exists is complete and free of contradictions; nothing later has to 
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, get_args, get_origin
@@ -41,6 +42,9 @@ _WITH_WEIGHTS: dict[str, Any] = {
     "head": "int8",
 }
 """Defaults of the fields that only make sense with quantized weights; without, they are all none."""
+
+_FORM = "write one field a line, such as 'weights: int4'"
+"""What to do about a recipe file that is none."""
 
 _NO_KV = "the rotated KV cache is not available in this version"
 
@@ -234,13 +238,15 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError("The recipe file cannot be read", where=str(path), why=str(error)) from None
+        why = str(error)
+        raise UsageError("The recipe file cannot be read", where=str(path), why=why, do="check the path") from None
     try:
         content = json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
     except (ValueError, yaml.YAMLError) as error:
-        raise UsageError("The recipe file is not valid YAML or JSON", where=str(path), why=str(error)) from None
+        why = str(error)
+        raise UsageError("The recipe file is not valid YAML or JSON", where=str(path), why=why, do=_FORM) from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise UsageError("A recipe file holds one mapping of field names to values", where=str(path))
+        raise UsageError("A recipe file holds one mapping of field names to values", where=str(path), do=_FORM)
     base = content.pop("recipe", None)
     fields = {key: _plain(key, value) for key, value in content.items()}
     if base is None:
@@ -279,7 +285,7 @@ def _choices(field: str) -> list[str]:
     def collect(kind: Any) -> None:
         if get_origin(kind) is Literal:
             found.extend(str(value) for value in get_args(kind) if value not in absent)
-        elif kind is type(None):
+        elif kind is type(None) and field != "dtype":
             found.append("off" if field == "certificate" else "none")
         else:
             for part in get_args(kind):
@@ -297,9 +303,9 @@ def _readable(error: ValidationError) -> UsageError:
         if item["type"] == "extra_forbidden":
             message = f"unknown key (known: {', '.join(Recipe.model_fields)})"
         elif item["type"] == "literal_error":
-            message = f"should be one of {', '.join(_choices(field))} (got {item['input']!r})"
+            message = f"should be one of {', '.join(_choices(field))} (got {reprlib.repr(item['input'])})"
         else:
-            message = f"{item['msg']} (got {item['input']!r})"
+            message = f"{item['msg']} (got {reprlib.repr(item['input'])})"
         by_field.setdefault(field, []).append(message)
     lines = [f"{field}: {messages[-1]}" for field, messages in by_field.items()]
     return UsageError("The recipe is not valid", where="; ".join(lines), do="see the table of recipes in the README")

@@ -17,7 +17,7 @@ def test_the_default_is_w4a8() -> None:
     assert recipe == resolve_recipe("w4a8")
     assert (recipe.weights, recipe.group, recipe.activations, recipe.kv) == ("int4", "channel", "int8", None)
     assert (recipe.solver, recipe.symmetric, recipe.embedding, recipe.head) == ("gptq", True, "int8", "int8")
-    assert (recipe.rotations, recipe.seed, recipe.target, recipe.dtype) == ("hadamard", 0, "ort", "float32")
+    assert (recipe.rotations, recipe.seed, recipe.target, recipe.dtype) == ("hadamard", 0, "ort", None)
     assert recipe.certificate == "full"
 
 
@@ -71,8 +71,7 @@ def test_every_named_recipe_is_valid_or_says_why_not(name: str) -> None:
         ({"rotations": "learned.safetensors"}, "rotations from a file are not available in this version"),
         ({"target": "genai"}, "genai target is not available in this version"),
         ({"provider": "cuda"}, "cuda provider is not available in this version"),
-        ({"dtype": "float16"}, "only float32 models are written in this version"),
-        ({"dtype": "bfloat16"}, "only float32 models are written in this version"),
+        ({"dtype": "float8"}, r"dtype: should be one of float32, float16, bfloat16 \(got 'float8'\)"),
         ({"kernels": "graphrot"}, "matmul kernel is not available in this version"),
         ({"certificate": "layers"}, "layer-by-layer certificate is not available in this version"),
         ({"only": "R1,O"}, "rotation across heads .* is not available in this version"),
