@@ -15,12 +15,11 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
+from graphrot.converted import Converted
 from graphrot.errors import CheckFailed, EnvironmentProblem, InputRefused, UsageError
 from graphrot.progress import Progress, silent
 
 if TYPE_CHECKING:
-    import onnx
-    import onnx_graphsurgeon as gs
     import onnx_ir as ir
 
     from graphrot.analysis.types import Facts
@@ -29,79 +28,10 @@ if TYPE_CHECKING:
     from graphrot.model.inputs import Inputs
     from graphrot.model.interop import ModelObject
     from graphrot.model.load import Source
-    from graphrot.model.save import Claim
     from graphrot.plan.types import RotationPlan
     from graphrot.quant.groups import SolvedGroups
     from graphrot.recipe import Recipe
-    from graphrot.report.manifest import Manifest
     from graphrot.texts import Texts
-
-
-@dataclass
-class Converted:
-    """A converted model, its plan, its certificate and its report.
-
-    ``model`` reads its weights from files: the written output or, without one, a scratch folder that
-    lives as long as the model. ``notes`` say what a user has to know about how the model runs.
-    """
-
-    model: ir.Model
-    plan: RotationPlan
-    certificate: Certificate | None
-    report: Manifest
-    notes: tuple[str, ...] = ()
-    tokenizer_dir: Path | None = None
-    inputs: Inputs | None = None
-
-    def save(self, output: str | Path, *, force: bool = False) -> Path:
-        """Write the model, its manifest, its plan and, into a folder, the tokenizer's files.
-
-        Args:
-            output: a folder, or ``X.onnx``.
-            force: replace what an earlier conversion wrote, but never a file that this one read.
-
-        Returns:
-            The path of the .onnx file.
-
-        Raises:
-            UsageError: the output exists and may not be replaced.
-            EnvironmentProblem: the disk is full, or the place cannot be written.
-        """
-        from graphrot.model.save import claim
-
-        sources = () if self.inputs is None else self.inputs.files()
-        with claim(Path(output), force=force, sources=sources) as held:
-            return self.write(held)
-
-    def write(self, held: Claim) -> Path:
-        """As :meth:`save`, into an output that the caller has claimed."""
-        from graphrot.model.save import save_directory, save_file
-        from graphrot.plan.serialize import plan_to_json
-
-        content, plan = self.report.model_dump(), plan_to_json(self.plan)
-        if held.target.suffix == ".onnx":
-            saved = save_file(self.model, content, held.target, held=held, plan=plan)
-        else:
-            saved = save_directory(self.model, content, self.tokenizer_dir, held.target, held=held, plan=plan)
-        sizes = self.report.sizes.model_copy(update={"model_bytes": saved.model_bytes})
-        self.report = self.report.model_copy(update={"sizes": sizes})
-        return saved.path
-
-    def to_proto(self) -> onnx.ModelProto:
-        """The model as one protobuf with all weights inside; see :func:`graphrot.model.interop.to_proto`."""
-        from graphrot.model.interop import to_proto
-
-        return to_proto(self.model)
-
-    def to_graphsurgeon(self) -> gs.Graph:
-        """The model as an onnx-graphsurgeon graph; see :func:`graphrot.model.interop.to_graphsurgeon`.
-
-        Raises:
-            EnvironmentProblem: onnx-graphsurgeon is not installed.
-        """
-        from graphrot.model.interop import to_graphsurgeon
-
-        return to_graphsurgeon(self.model)
 
 
 def convert(
@@ -300,6 +230,8 @@ class _Job:
                 solved=solved,
                 progress=self.progress,
             )
+        if solved is not None and solved.known:
+            self.notes += (f"resumed: {solved.known} groups of weights had been solved before",)
         half = None
         if types.half is not None:
             with self.step("narrow"):
@@ -363,6 +295,7 @@ class _Job:
                     why="float32, float16 and bfloat16 models are converted",
                     do="export the model in float32",
                 )
+        texts.fit(source.model)
         if self.recipe.solver == "gptq":
             texts.require("gptq calibrates on text", tokens=SHORTEST_CALIBRATION)
         elif self.recipe.certificate is not None and texts.available:

@@ -43,6 +43,10 @@ _WITH_WEIGHTS: dict[str, Any] = {
 }
 """Defaults of the fields that only make sense with quantized weights; without, they are all none."""
 
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 2
+"""Shows values of files in messages: YAML's aliases can make a few lines mean millions of words."""
+
 _FORM = "write one field a line, such as 'weights: int4'"
 """What to do about a recipe file that is none."""
 
@@ -253,7 +257,7 @@ def _read(path: Path) -> dict[str, Any]:
         return fields
     if not isinstance(base, str) or base not in NAMED:
         raise UsageError(
-            f"The recipe file builds on an unknown recipe {base!r}",
+            f"The recipe file builds on an unknown recipe {_SHORT.repr(base)}",
             where=str(path),
             do=f"name one of {', '.join(NAMED)}",
         )
@@ -303,9 +307,9 @@ def _readable(error: ValidationError) -> UsageError:
         if item["type"] == "extra_forbidden":
             message = f"unknown key (known: {', '.join(Recipe.model_fields)})"
         elif item["type"] == "literal_error":
-            message = f"should be one of {', '.join(_choices(field))} (got {reprlib.repr(item['input'])})"
+            message = f"should be one of {', '.join(_choices(field))} (got {_SHORT.repr(item['input'])})"
         else:
-            message = f"{item['msg']} (got {reprlib.repr(item['input'])})"
+            message = f"{item['msg']} (got {_SHORT.repr(item['input'])})"
         by_field.setdefault(field, []).append(message)
     lines = [f"{field}: {messages[-1]}" for field, messages in by_field.items()]
     return UsageError("The recipe is not valid", where="; ".join(lines), do="see the table of recipes in the README")

@@ -27,7 +27,7 @@ EXIT_INTERNAL = 70
 EXTRAS = {"onnxruntime": "cpu", "torch": "hf", "transformers": "hf"}
 """Optional packages, and the extra that brings each."""
 
-_MACHINE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS})
+_MACHINE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS})
 
 COMMANDS = (
     ("convert", convert),

@@ -122,13 +122,17 @@ class Reference:
         step: str = "running the reference",
     ) -> None:
         self.probes = tuple(probes)
-        self._file = tempfile.TemporaryFile(prefix="graphrot-logits-")  # noqa: SIM115 - closed in __exit__
+        self._file = tempfile.TemporaryFile(prefix="graphrot-logits-")  # noqa: SIM115 - closed in __exit__ and below
         self._shapes: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
-        for done, probe in enumerate(self.probes):
-            progress(step, done, len(self.probes))
-            for logits in _run(decoder, probe):
-                self._shapes.append((logits.shape, logits.dtype))
-                self._file.write(np.ascontiguousarray(logits).data)
+        try:
+            for done, probe in enumerate(self.probes):
+                progress(step, done, len(self.probes))
+                for logits in _run(decoder, probe):
+                    self._shapes.append((logits.shape, logits.dtype))
+                    self._file.write(np.ascontiguousarray(logits).data)
+        except BaseException:
+            self._file.close()
+            raise
 
     def __enter__(self) -> Self:
         return self

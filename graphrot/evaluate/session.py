@@ -127,7 +127,10 @@ class DecoderSession:
             self._session = ort.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime has a class of its own for every status code
             raise too_new(str(error), str(self.path)) or Unrunnable(
-                "ONNX Runtime does not load the model", where=str(self.path), why=str(error).strip()[:600]
+                "ONNX Runtime does not load the model",
+                where=str(self.path),
+                why=str(error).strip()[:600],
+                do="check the model with onnx.checker, or export it again",
             ) from error
         self._inputs = {value.name: value for value in self._session.get_inputs()}
         outputs = {value.name: value for value in self._session.get_outputs()}
@@ -181,6 +184,7 @@ class DecoderSession:
                 "ONNX Runtime failed to run the model",
                 where=f"{self.path}: {tokens.shape[0]} x {tokens.shape[1]} tokens after {past}",
                 why=str(error).strip()[:600],
+                do="check that the tokens fit the model's vocabulary and length",
             ) from error
         logits = _array(results[0])
         if logits.dtype in (np.float16, ml_dtypes.bfloat16):

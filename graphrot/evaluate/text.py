@@ -16,6 +16,7 @@ import numpy as np
 from graphrot.errors import EnvironmentProblem, InputRefused
 
 _TOKENIZER = "tokenizer.json"
+_AGAIN = "download it again, or save it again by transformers"
 
 
 class Tokenizer:
@@ -49,7 +50,7 @@ class Tokenizer:
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # tokenizers raises bare Exception
-            raise InputRefused("tokenizer.json does not parse", where=str(file), why=str(error)) from error
+            raise InputRefused("tokenizer.json does not parse", where=str(file), why=str(error), do=_AGAIN) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._config = _read_json(folder / "tokenizer_config.json")
@@ -217,7 +218,8 @@ def read_text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise InputRefused("The text cannot be read", where=str(path), why=error.strerror or str(error)) from error
+        why = error.strerror or str(error)
+        raise InputRefused("The text cannot be read", where=str(path), why=why, do="check its permissions") from error
     except UnicodeDecodeError as error:
         raise InputRefused(
             "The text is not UTF-8", where=f"{path}, byte {error.start}", do="convert it to UTF-8"
@@ -240,5 +242,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputRefused(f"{path.name} does not parse", where=str(path), why=str(error)) from error
+        raise InputRefused(f"{path.name} does not parse", where=str(path), why=str(error), do=_AGAIN) from error
     return content if isinstance(content, dict) else {}

@@ -45,7 +45,8 @@ def load_plan(path: Path) -> RotationPlan:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError("The plan file cannot be read", where=str(path), why=str(error)) from error
+        why = str(error)
+        raise UsageError("The plan file cannot be read", where=str(path), why=why, do="check the path") from error
     return plan_from_json(text, where=str(path))
 
 

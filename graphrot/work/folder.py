@@ -89,6 +89,8 @@ class WorkFolder:
                 do=f"wait for it{stop}, or give another name",
             ) from None
         except OSError as error:
+            with contextlib.suppress(OSError):  # not there, or not empty
+                self.path.rmdir()
             raise EnvironmentProblem(
                 "There is no place for scratch files",
                 where=str(self.path),

@@ -55,9 +55,14 @@ class Lock:
                 os.close(handle)
                 raise
             os.close(handle)  # its last holder has removed the file meanwhile
-        os.ftruncate(handle, 0)
-        os.lseek(handle, 0, os.SEEK_SET)
-        os.write(handle, f"{os.getpid()}\n".encode())
+        try:
+            os.ftruncate(handle, 0)
+            os.lseek(handle, 0, os.SEEK_SET)
+            os.write(handle, f"{os.getpid()}\n".encode())
+        except OSError:  # the disk is full
+            path.unlink(missing_ok=True)
+            os.close(handle)
+            raise
         self._handle: int | None = handle
 
     @classmethod
