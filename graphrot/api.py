@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
     import onnxruntime
 
-    from graphrot.convert import Converted
+    from graphrot.converted import Converted
     from graphrot.evaluate.generate import Generation
     from graphrot.evaluate.perplexity import Perplexity
     from graphrot.evaluate.verify import Verification

@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("texts",),
     ("quantize", "half"),
     ("report",),
+    ("converted",),
     ("convert",),
     ("api",),
     ("__init__",),

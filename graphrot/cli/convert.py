@@ -13,7 +13,7 @@ from graphrot.cli.stop import STOP
 from graphrot.recipe import DEFAULT_RECIPE
 
 if TYPE_CHECKING:
-    from graphrot.convert import Converted
+    from graphrot.converted import Converted
 
 _RECIPE = "Recipe"
 _FILES = "Files"

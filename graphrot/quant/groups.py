@@ -35,6 +35,8 @@ class SolvedGroups:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         plain = json.loads(json.dumps(job))
+        self.known = 0
+        """How many groups :meth:`load` found."""
         before = _read(folder / _JOB)
         found = any(file.name != _JOB for file in folder.glob("*.json"))
         self.changed: tuple[str, ...] = ()
@@ -60,6 +62,7 @@ class SolvedGroups:
             if tensors is None:
                 break
             found.append(tensors)
+        self.known = len(found)
         return found
 
     def keep(self, position: int, group: LinearGroup, tensors: Sequence[QuantizedTensor]) -> list[QuantizedTensor]:

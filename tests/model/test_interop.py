@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
 import graphrot
-from graphrot.convert import Converted
+from graphrot.converted import Converted
 from graphrot.errors import InputRefused, UsageError
 from graphrot.model import interop
 from tests.exported import tiny_onnx

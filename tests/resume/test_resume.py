@@ -83,8 +83,9 @@ def test_solved_groups_are_not_solved_again(
     assert sorted(p.name for p in work_path(output).iterdir()) == ["groups", "lock"]
     assert len(solved) == groups
     steps: list[str] = []
-    graphrot.convert(source, output=output, resume=True, progress=lambda s, *_: steps.append(s), **options)
+    result = graphrot.convert(source, output=output, resume=True, progress=lambda s, *_: steps.append(s), **options)
     assert len(solved) == GROUPS
+    assert f"resumed: {groups} groups of weights had been solved before" in result.notes
     assert steps.count(f"resuming: {groups} of {GROUPS} groups done") == groups
     assert content(tmp_path / "resumed") == content(tmp_path / "whole")
 
