@@ -21,7 +21,7 @@ from graphrot.doctor.ranges import (
 
 TOLERANCE = {"float": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 """Largest error of a Hadamard transform of normal values: a few units of the last place of the type."""
-REINSTALL = "pip install --force-reinstall --no-deps graphrot"
+REINSTALL = "pip install --force-reinstall --no-deps .  # in graphrot's folder"
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,11 @@ def _installed_runtimes(facts: Facts) -> dict[str, str]:
     return {name: version for name in RUNTIME_PACKAGES if (version := facts.packages.get(name))}
 
 
+def _again(facts: Facts) -> str:
+    """The runtime's files once more."""
+    return f"pip install --force-reinstall {next(iter(_installed_runtimes(facts)), 'onnxruntime')}"
+
+
 def _one_runtime(facts: Facts) -> Check:
     """Two wheels in one folder overwrite each other; so does one whose files are no longer its own."""
     name, found = "one onnxruntime", _installed_runtimes(facts)
@@ -112,13 +117,11 @@ def _runtime(facts: Facts) -> Check:
     name = "onnxruntime"
     if facts.crash is not None:
         detail = f"looking at it ended in a crash: {facts.crash}"
-        return Check(name, False, detail, "pip install --force-reinstall 'graphrot[cpu]'")
+        return Check(name, False, detail, _again(facts))
     if facts.runtime is None:
         if not _installed_runtimes(facts):
             return Check(name, False, "not installed", "pip install 'graphrot[cpu]'")
-        broken = next(iter(_installed_runtimes(facts)))
-        detail = f"cannot be imported: {facts.runtime_failure}"
-        return Check(name, False, detail, f"pip install --force-reinstall {broken}")
+        return Check(name, False, f"cannot be imported: {facts.runtime_failure}", _again(facts))
     newer = numbers(facts.runtime)[:2] > numbers(NEWEST_RUNTIME)
     note = f"; newer than {NEWEST_RUNTIME}, the newest that was tested" if newer else ""
     detail = f"{facts.runtime} (supported: {RUNTIME}{note})"
@@ -142,7 +145,7 @@ def _runtime_details(facts: Facts) -> Iterator[Check]:
         "CPU provider",
         "CPUExecutionProvider" in facts.providers,
         ", ".join(facts.providers) or "no providers",
-        f"pip install --force-reinstall {package}",
+        _again(facts),
     )
     if facts.packages.get("onnxruntime-gpu") or facts.cuda_build:
         yield from _cuda(facts)
@@ -160,7 +163,7 @@ def _cuda(facts: Facts) -> Iterator[Check]:
         offered,
         f"onnxruntime-gpu built for CUDA {built}: "
         + ("offered" if offered else "CUDAExecutionProvider is not offered"),
-        "pip install --force-reinstall 'graphrot[gpu]'",
+        _again(facts),
         essential=False,
     )
     yield _driver(facts)
@@ -217,14 +220,17 @@ def _library(facts: Facts) -> Iterator[Check]:
     if facts.runtime is not None:
         detail = facts.registers or f"onnxruntime {facts.runtime} takes it"
         yield _check(
-            "registration", facts.registers is None, detail, f"pip install -U 'onnxruntime{RUNTIME}' && {REINSTALL}"
+            "registration",
+            facts.registers is None,
+            detail,
+            f"pip install -U '{facts.runtime_package or 'onnxruntime'}{RUNTIME}' && {REINSTALL}",
         )
 
 
 def _runs(facts: Facts) -> Iterator[Check]:
     for title, runs in (("kernel", facts.kernels), ("function", facts.functions)):
         for run in runs:
-            fix = REINSTALL if title == "kernel" else "pip install --force-reinstall 'graphrot[cpu]'"
+            fix = REINSTALL if title == "kernel" else _again(facts)
             yield _ran(f"{title} HadamardTransform {run.type}", run, fix)
 
 

@@ -91,7 +91,7 @@ def describe() -> dict[str, Any]:
             "graphrot's native library cannot be loaded",
             where=str(path),
             why=str(error),
-            do="install graphrot again: pip install --force-reinstall --no-deps graphrot",
+            do="run 'pip install --force-reinstall --no-deps .' in graphrot's folder",
         ) from error
     for function in functions:
         function.restype = ctypes.c_char_p

@@ -90,7 +90,7 @@ BROKEN: list[tuple[Facts, str, bool, str, str]] = [
     ),
     (
         Facts("3.11.7", PACKAGES, crash="signal 11"), "onnxruntime", True, "ended in a crash: signal 11",
-        "pip install --force-reinstall 'graphrot[cpu]'",
+        "pip install --force-reinstall onnxruntime",
     ),
     (
         replace(packages(onnxruntime="1.19.2"), runtime="1.19.2"), "onnxruntime", True,
@@ -106,7 +106,7 @@ BROKEN: list[tuple[Facts, str, bool, str, str]] = [
     ),
     (
         replace(WITH_GPU, providers=("CPUExecutionProvider",)), "CUDA provider", False,
-        "CUDAExecutionProvider is not offered", "pip install --force-reinstall 'graphrot[gpu]'",
+        "CUDAExecutionProvider is not offered", "pip install --force-reinstall onnxruntime-gpu",
     ),
     (
         replace(WITH_GPU, gpu=Gpu("NVIDIA A100", "550.54", "12.4")), "CUDA driver", False,
@@ -123,7 +123,7 @@ BROKEN: list[tuple[Facts, str, bool, str, str]] = [
     ),
     (
         replace(HEALTHY, library=None, library_failure="graphrot's native library is not installed", kernels=()),
-        "native library", True, "not installed", "pip install --force-reinstall --no-deps graphrot",
+        "native library", True, "not installed", "pip install --force-reinstall --no-deps .",
     ),
     (
         replace(HEALTHY, described={**HEALTHY.described, "selected": "invalid"}, isa_wanted="mmx"), "instruction sets",
@@ -131,19 +131,19 @@ BROKEN: list[tuple[Facts, str, bool, str, str]] = [
     ),
     (
         replace(HEALTHY, registers="RuntimeException: too old", kernels=()), "registration", True, "too old",
-        "pip install --force-reinstall --no-deps graphrot",
+        "pip install --force-reinstall --no-deps .",
     ),
     (
         replace(HEALTHY, kernels=(Run("float", 0.3),)), "kernel HadamardTransform float", True, "is wrong",
-        "pip install --force-reinstall --no-deps graphrot",
+        "pip install --force-reinstall --no-deps .",
     ),
     (
         replace(HEALTHY, kernels=(Run("float16", float("nan")),)), "kernel HadamardTransform float16", True, "is wrong",
-        "pip install --force-reinstall --no-deps graphrot",
+        "pip install --force-reinstall --no-deps .",
     ),
     (
         replace(HEALTHY, functions=(Run("float", failure="Fail: no kernel"),)), "function HadamardTransform float",
-        True, "Fail: no kernel", "pip install --force-reinstall 'graphrot[cpu]'",
+        True, "Fail: no kernel", "pip install --force-reinstall onnxruntime",
     ),
     (packages(torch=None), "extra hf", False, "torch not installed", "pip install 'graphrot[hf]'"),
     (packages(torch="2.15.0"), "extra hf", False, "torch>=2.9,<2.14", "pip install 'graphrot[hf]'"),
