@@ -6,8 +6,9 @@ runs without torch and transformers.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,8 @@ class Tokenizer:
             raise EnvironmentProblem(
                 "Reading a tokenizer needs the package 'tokenizers'", do="pip install tokenizers"
             ) from error
-        try:
+        with _refusing("tokenizer.json does not parse", file):
             self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # tokenizers raises bare Exception
-            raise InputRefused("tokenizer.json does not parse", where=str(file), why=str(error), do=_AGAIN) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._config = _read_json(folder / "tokenizer_config.json")
@@ -72,11 +71,13 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of a text; ``special`` adds what the tokenizer puts around it (such as BOS)."""
-        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+        with _refusing("The tokenizer fails on a text", self.folder / _TOKENIZER):
+            return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+        with _refusing("The tokenizer fails on its own tokens", self.folder / _TOKENIZER):
+            return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def encode_chat(self, prompt: str) -> list[int]:
         """Token ids of a user's message in the model's chat template, up to where the answer starts.
@@ -126,6 +127,21 @@ class Tokenizer:
         token = self._config.get(name)
         token = token.get("content") if isinstance(token, dict) else token
         return token if isinstance(token, str) else None
+
+
+@contextlib.contextmanager
+def _refusing(what: str, file: Path) -> Iterator[None]:
+    """Turn what the package raises on an odd tokenizer.json into a refusal.
+
+    It raises bare Exceptions; and where its own code panics, a class that is no Exception and has no name in
+    Python's modules.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise InputRefused(what, where=str(file), why=str(error).strip()[:400], do=_AGAIN) from error
 
 
 def find_tokenizer(explicit: Path | None, *, beside: Sequence[Path] = ()) -> Tokenizer:

@@ -167,3 +167,11 @@ def test_no_prompt(model: Path, words: Path, refuse: Refuse) -> None:
 def test_no_chat_template(model: Path, words: Path, refuse: Refuse) -> None:
     (words / "chat_template.jinja").unlink()
     refuse(3, ["generate", model, "--prompt", "x", "--chat", "--tokenizer", words], "has no chat template")
+
+
+def test_a_tokenizer_that_panics(with_tokenizer: Lines, words: Path, refuse: Refuse) -> None:
+    """Its file parses, but it names a token that it does not have; the package's own code breaks on it."""
+    content = json.loads((words / "tokenizer.json").read_text(encoding="utf-8"))
+    content["post_processor"]["single"][0]["SpecialToken"]["id"] = "nowhere"
+    (words / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    refuse(3, with_tokenizer(words)[4], "tokenizer.json", "download it again")
