@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from graphrot.progress import Progress, silent
@@ -73,10 +74,14 @@ def inspect(model: str | Path | ModelObject, *, progress: Progress = silent) -> 
     from graphrot.analysis.analyze import analyze
     from graphrot.model.interop import as_file
     from graphrot.model.load import load_onnx
+    from graphrot.model.widen import float_types, widen
     from graphrot.report.inspection import inspection
 
-    with as_file(model) as path:
-        return inspection(analyze(load_onnx(path), progress=progress))
+    with as_file(model) as path, TemporaryDirectory(prefix="graphrot-") as scratch:
+        graph = load_onnx(path)
+        if float_types(graph) is not None:
+            graph, _ = widen(graph, Path(scratch))
+        return inspection(analyze(graph, progress=progress))
 
 
 def verify(

@@ -111,6 +111,14 @@ def test_a_half_source_keeps_its_types(name: str, half_sources: dict[str, Path],
     )
 
 
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_a_half_source_is_inspected_like_a_float32_one(name: str, half_sources: dict[str, Path]) -> None:
+    kinds = [
+        [site.kind for site in graphrot.inspect(path).sites] for path in (half_sources[name], tiny_onnx("llama_tied"))
+    ]
+    assert kinds[0] == kinds[1] and "R1" in kinds[0]
+
+
 def test_a_half_source_becomes_what_is_asked_for(half_sources: dict[str, Path], tmp_path: Path) -> None:
     wide = graphrot.convert(half_sources["float16"], output=tmp_path / "wide", recipe="rotate-only", dtype="float32")
     assert set(ends(ir.load(tmp_path / "wide" / "model.onnx")).values()) == {F32}

@@ -103,6 +103,8 @@ def test_a_mask_that_a_half_operator_reads_is_limited(half: ir.DataType, tmp_pat
     feeds["keep"] = np.tril(np.ones((4, 4), bool))
     if half == F16:
         assert np.isfinite(run(model, tmp_path / "run", feeds)[0]).all()
+        (attention,) = made_by(model, "Attention")
+        assert attention.attributes["softmax_precision"].as_int() == int(F32)
 
 
 def test_tiny_and_huge_single_constants_stay_float32(tmp_path: Path) -> None:
@@ -166,6 +168,34 @@ def test_a_subgraph_stays_float32(half: ir.DataType, tmp_path: Path) -> None:
     assert model.graph.initializers["weight"].dtype == half
     found = run(model, tmp_path / "run", feeds)[0]
     np.testing.assert_allclose(found, source, atol=20 * np.abs(source).max() * 2.0 ** -(11 if half == F16 else 8))
+
+
+def test_a_subgraph_that_only_captures_is_not_constant(tmp_path: Path) -> None:
+    text = """(float[n, 4] x) => (float[n, 4] y) {
+        z = If(always) <then_branch = t () => (float[n, 4] a) { a = Neg(x) },
+                        else_branch = e () => (float[n, 4] b) { b = Abs(x) }>
+        y = MatMul(z, weight)
+    }"""
+    weight = np.eye(4, dtype=np.float32)
+    model = narrowed(graph(text, weight=weight, always=np.array(True)), F16, tmp_path, "x", "y")
+    assert types_of(model)["z"] == F32
+    found = run(model, tmp_path / "run", {"x": np.full((2, 4), 0.5)})[0]
+    assert found.dtype == np.float16 and (found == -0.5).all()
+
+
+def test_scales_of_a_quantized_cache_stay_float32(tmp_path: Path) -> None:
+    """GroupQueryAttention defines them so, whatever its other types are."""
+    text = """(float[1, 1, 32] q, float[1, 1, 16] k, float[1, 1, 16] v, int8[1, 1, p, 16] pk, int8[1, 1, p, 16] pv,
+               int32[1] lengths, int32 total) => (float[1, 1, 32] y, int8[1, 1, t, 16] nk, int8[1, 1, t, 16] nv) {
+        y, nk, nv = com.microsoft.GroupQueryAttention<num_heads = 2, kv_num_heads = 1>
+            (q, k, v, pk, pv, lengths, total, "", "", "", "", "", ks, vs)
+    }"""
+    one = np.ones(1, np.float32)
+    model = narrowed(graph(text, ks=one, vs=one), F16, tmp_path, "q", "k", "v", "y")
+    (attention,) = made_by(model, "GroupQueryAttention")
+    types = [None if value is None else value.dtype for value in attention.inputs]
+    assert types[:3] == [F16] * 3 and types[12:] == [F32] * 2
+    assert model.graph.outputs[0].dtype == F16 and model.graph.outputs[1].dtype == ir.DataType.INT8
 
 
 FUSED: list[tuple[Attention, Rotary, bool]] = [
