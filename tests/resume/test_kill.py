@@ -85,9 +85,18 @@ def test_killed_at_a_random_moment(
     assert content(tmp_path) == whole[form]
 
 
-@pytest.mark.parametrize("resume", [False, True])
 @pytest.mark.parametrize("number", [SIGINT, SIGTERM])
-@pytest.mark.parametrize("where", ["reading", "rotating the weights", "quantize weights", "writing the model"])
+@pytest.mark.parametrize(
+    ("where", "resume"),
+    [
+        ("reading", False),
+        ("rotating the weights", True),
+        ("quantize weights", False),
+        ("quantize weights", True),
+        ("writing the model", False),
+        ("writing the model", True),
+    ],
+)
 def test_stopped(
     source: Path, options: dict[str, Any], tmp_path: Path, where: str, number: signal.Signals, resume: bool
 ) -> None:
