@@ -55,6 +55,7 @@ def check_structure(proto: onnx.ModelProto, where: str) -> None:
         scope = _Scope(function.node, inside, functions)
         scope.check(function.input, (), function.output, frozenset())
     graph = proto.graph
+    _check_declared(graph, where)
     _Scope(graph.node, where, functions).check(
         [value.name for value in graph.input], _initializers(graph), [value.name for value in graph.output], frozenset()
     )
@@ -106,6 +107,14 @@ def _check_versions(proto: onnx.ModelProto, where: str) -> None:
             why=f"the installed onnx {onnx.__version__} knows versions up to {onnx.IR_VERSION}",
             do=_UPGRADE,
         )
+
+
+def _check_declared(graph: onnx.GraphProto, where: str) -> None:
+    known = set(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEFINED}
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        if value.type.HasField("tensor_type") and value.type.tensor_type.elem_type not in known:
+            kind = value.type.tensor_type.elem_type
+            raise _refuse(f"it declares the tensor {value.name!r} with data type {kind}, which is none", where)
 
 
 def _initializers(graph: onnx.GraphProto) -> list[str]:
@@ -181,6 +190,7 @@ class _Scope:
         for place, node in enumerate(self.nodes):
             for graph in subgraphs(node):
                 inside = f"{self.where}: {node_label(node, place)}"
+                _check_declared(graph, inside)
                 _Scope(graph.node, inside, self.functions).check(
                     [value.name for value in graph.input],
                     _initializers(graph),

@@ -191,6 +191,19 @@ def test_a_negative_shape(edit: Edit, refuse: Refuse) -> None:
     refuse(3, ["convert", edit(alter)], "A tensor of the model is not usable", "its shape is [-1")
 
 
+@pytest.mark.parametrize("command", ["convert", "inspect", "verify"])
+@pytest.mark.parametrize("kind", [0, 99])
+@pytest.mark.parametrize("field", ["input", "output", "value_info"])
+def test_a_declared_type_that_is_none(command: str, kind: int, field: str, edit: Edit, refuse: Refuse) -> None:
+    def declare(proto: onnx.ModelProto) -> None:
+        inner = helper.make_tensor_value_info(proto.graph.node[0].output[0], TensorProto.FLOAT, [None, None, 24])
+        proto.graph.value_info.append(inner)
+        getattr(proto.graph, field)[0].type.tensor_type.elem_type = kind
+
+    path = edit(declare)
+    refuse(3, [command, path, *([path] if command == "verify" else [])], f"with data type {kind}, which is none")
+
+
 def test_a_declared_type_that_is_wrong(edit: Edit, refuse: Refuse) -> None:
     """ONNX Runtime would refuse the file that is written, with the same words."""
 

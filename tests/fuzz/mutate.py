@@ -228,7 +228,7 @@ def _attribute(proto: onnx.ModelProto, rng: random.Random) -> None:
         node = next(node for node in proto.graph.node if attribute in node.attribute)
         node.attribute.remove(attribute)
     elif draw < 0.3:
-        attribute.type = rng.randrange(0, 16)
+        attribute.type = rng.randrange(15)
     elif draw < 0.4:
         attribute.name = rng.choice(("axis", "perm", "to", "value", "keepdims", "nonsense", ""))
     elif attribute.type == onnx.AttributeProto.INTS and attribute.ints:
