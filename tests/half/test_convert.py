@@ -199,8 +199,8 @@ def test_what_is_not_finite_is_not_written(tmp_path: Path, monkeypatch: pytest.M
                 value.const_value = ir.tensor(np.full_like(value.const_value.numpy(), np.inf))
 
     monkeypatch.setattr(half_module, "narrow_model", spoiled)
-    for certificate in ("full", None):
-        with pytest.raises(CheckFailed, match="not finite"):
+    for certificate, whose in (("full", "float16"), (None, "converted")):
+        with pytest.raises(CheckFailed, match=f"The {whose} model's logits are not finite"):
             graphrot.convert(
                 tiny_onnx("gpt2"),
                 output=tmp_path / "half",

@@ -253,6 +253,35 @@ def test_the_state_of_a_sum_follows_its_readers(tmp_path: Path) -> None:
     assert narrow(graph(text), F16, dict.fromkeys("xyz", F16), store=WeightStore(tmp_path)) is None
 
 
+def test_bfloat16_matmuls_read_rounded_numbers(tmp_path: Path) -> None:
+    """Also where the product before only moves on in float32; what is rounded already is not rounded again."""
+    text = """(float[n, 4] x, float[1, 4] past) => (float[m, 4] y, float[n, 4] z) {
+        h = MatMul(x, weight)
+        r = Reshape(h, shape)
+        y = MatMul(r, weight)
+        wide = Expand(past, size)
+        z = MatMul(wide, weight)
+    }"""
+    weight = np.random.default_rng(7).standard_normal((4, 4)).astype(np.float32)
+    shapes = {"shape": np.array([-1, 4]), "size": np.array([3, 4])}
+    model = narrowed(graph(text, weight=weight, **shapes), BF16, tmp_path, "x", "past")
+    assert [node.op_type for node in model.graph].count("Expand") == 1
+    first, second, third = (node.inputs[0] for node in made_by(model, "MatMul"))
+    assert first is not None and second is not None and third is not None
+    back = second.producer()
+    assert back is not None and back.op_type == "Cast" and back.inputs[0] is not None
+    assert types_of(model)[str(back.inputs[0].name)] == BF16
+    assert third.producer().op_type == "Expand" and types_of(model)["wide"] == F32  # type: ignore[union-attr]
+
+
+def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
+    def content(folder: Path) -> bytes:
+        model = narrowed(fused_decoder("grouped", rotary="node"), BF16, folder, "past_k", "present_k")
+        return ir.to_proto(model).SerializeToString(deterministic=True) + (folder / "weights.bin").read_bytes()
+
+    assert content(tmp_path / "a").replace(b"/a", b"/b") == content(tmp_path / "b").replace(b"/a", b"/b")
+
+
 def test_narrowing_again_finds_free_names(tmp_path: Path) -> None:
     text = "(float[n, 8] x) => (float[n, 8] y) { h = Sigmoid(x) y = Exp(h) }"
     model = narrowed(graph(text), BF16, tmp_path, "x", "y")
