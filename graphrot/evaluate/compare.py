@@ -26,6 +26,8 @@ TOLERANCE = {
 }
 """Largest accepted difference, as a part of the largest reference logit, by the coarser type of two models.
 
+The coarsest type comes first.
+
 6.1e-5 in float32, which is 2e-3 where the largest logit is 32. Two float32 runs of one decoder that round
 in different bases differ by a few units in the last place for each layer (37 in all for one of 30 layers);
 a left-out inverse differs by the logit itself.
