@@ -33,11 +33,17 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 def _runs(output: Path) -> str | None:
     """None where there is no output; ``ok``, or what is wrong with it."""
-    from graphrot.evaluate.session import open_decoder
+    from graphrot.errors import InputRefused
+    from graphrot.evaluate.session import Unrunnable, open_decoder
 
     if not output.exists():
         return None
-    decoder = open_decoder(output)
+    try:
+        decoder = open_decoder(output)
+    except Unrunnable:
+        raise
+    except InputRefused:
+        return "ok"  # it loads, but the mutation took an input or output of a decoder away
     logits, cache = decoder.run(np.ones((decoder.batch or 1, 3), np.int64))
     decoder.run(np.ones((decoder.batch or 1, 1), np.int64), cache)
     return "ok" if logits.ndim == 3 else f"logits of shape {logits.shape}"
