@@ -33,7 +33,7 @@ in different bases differ by a few units in the last place for each layer (37 in
 a left-out inverse differs by the logit itself.
 
 In half types a bound cannot be so sharp: a float16 cast alone moves the logits by 1e-3 to 3e-3, a bfloat16 cast
-by 1e-2 to 3e-2. 1.6e-2 and 0.125 accept that and see gross mistakes; small ones show in float32 only, where
+by 1e-2 to 6e-2. 1.6e-2 and 0.125 accept that and see gross mistakes; small ones show in float32 only, where
 the certificate measures.
 """
 
