@@ -22,6 +22,7 @@ from tests.tiny import tiny
 
 MANIFEST_KEYS = {
     "graphrot_version", "source", "recipe", "plan", "certificate", "sizes", "quantized", "cache", "seconds", "versions",
+    "half",
 }  # fmt: skip
 METADATA = {"graphrot.version", "graphrot.plan", "graphrot.online", "graphrot.kv", "graphrot.recipe"}
 
@@ -163,7 +164,7 @@ def test_the_float64_certificate(rotated: Path) -> None:
 def test_verify(source: Path, rotated: Path, converted: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, same, _ = call(["verify", str(source), str(rotated), "--text", str(text)], capsys)
     assert (code, same["ok"]) == (0, True)
-    assert set(same) == {"ok", "max_abs", "relative", "top1", "tokens"}
+    assert set(same) == {"ok", "max_abs", "relative", "top1", "tokens", "dtype"} and same["dtype"] == "float32"
     assert same["tokens"] > 1000
     code, other, _ = call(["verify", str(source), str(converted)], capsys)
     assert (code, other["ok"]) == (1, False)
