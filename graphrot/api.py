@@ -65,7 +65,8 @@ def inspect(model: str | Path | ModelObject, *, progress: Progress = silent) -> 
     """Find the rotation sites of a graph, without changing anything.
 
     Args:
-        model: an .onnx file, or a model in memory (see :func:`graphrot.convert.convert`).
+        model: an .onnx file, a folder with ``model.onnx``, or a model in memory (see
+            :func:`graphrot.convert.convert`).
         progress: told of each step.
 
     Raises:
@@ -78,7 +79,8 @@ def inspect(model: str | Path | ModelObject, *, progress: Progress = silent) -> 
     from graphrot.report.inspection import inspection
 
     with as_file(model) as path, TemporaryDirectory(prefix="graphrot-") as scratch:
-        graph = load_onnx(path)
+        inside = path / "model.onnx"
+        graph = load_onnx(inside if inside.is_file() else path)
         if float_types(graph) is not None:
             graph, _ = widen(graph, Path(scratch))
         return inspection(analyze(graph, progress=progress))

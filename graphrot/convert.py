@@ -78,6 +78,7 @@ def convert(
     from graphrot.plan.replay import follow
     from graphrot.plan.serialize import load_plan
     from graphrot.recipe import resolve_recipe
+    from graphrot.texts import look_ahead
     from graphrot.threads import steady_blas
 
     wanted = resolve_recipe(recipe, **overrides)
@@ -97,11 +98,15 @@ def convert(
     given = str(source) if isinstance(source, Path) else source
     inputs = Inputs.of(given, (calibration, tokenizer, plan, recipe_file))
 
+    text = None if calibration is None else Path(calibration)
+    words = None if tokenizer is None else Path(tokenizer)
+    look_ahead(given, file=text, tokenizer=words, calibrates=wanted.solver == "gptq")
+
     def run(work: _Places) -> Converted:
         result = _Job(wanted, work, progress).run(
             given,
-            calibration=None if calibration is None else Path(calibration),
-            tokenizer=None if tokenizer is None else Path(tokenizer),
+            calibration=text,
+            tokenizer=words,
             plan=replayed,
             allow_partial=allow_partial,
         )

@@ -234,7 +234,7 @@ def _base(spec: str | Path | Mapping[str, Any] | Recipe | None) -> tuple[str, di
     raise UsageError(
         f"There is no recipe {str(spec)!r}",
         where="--recipe",
-        do=f"name one of {', '.join(NAMED)}, or give a .yaml or .json file",
+        do=f"name one of {', '.join(_names())}, or give a .yaml or .json file",
     )
 
 
@@ -259,13 +259,15 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"The recipe file builds on an unknown recipe {_SHORT.repr(base)}",
             where=str(path),
-            do=f"name one of {', '.join(NAMED)}",
+            do=f"name one of {', '.join(_names())}",
         )
     return {**NAMED[base], **fields}
 
 
 def _plain(key: str, value: Any) -> Any:
     """Words of files and of the command line -> Python: none and off, numbers of groups, lists of sites."""
+    if key == "only" and value == "none":
+        raise _refuse("'only' names no site", "only", "name some of R1, R2, R3, R4, or use --rotations none")
     if value == "none" or (key == "certificate" and value in ("off", False)):
         return None
     if key == "group" and isinstance(value, str) and value.isdigit():
@@ -281,6 +283,12 @@ def _plain(key: str, value: Any) -> Any:
     return value
 
 
+def _names() -> list[str]:
+    """The named recipes that this version takes."""
+    absent = {(field, value) for field, values, _, _ in UNAVAILABLE for value in values}
+    return [name for name, fields in NAMED.items() if absent.isdisjoint(fields.items())]
+
+
 def _choices(field: str) -> list[str]:
     """The words that this version takes for a field, as files and the command line write them."""
     absent = {value for name, values, _, _ in UNAVAILABLE if name == field for value in values}
@@ -290,7 +298,7 @@ def _choices(field: str) -> list[str]:
         if get_origin(kind) is Literal:
             found.extend(str(value) for value in get_args(kind) if value not in absent)
         elif kind is type(None) and field != "dtype":
-            found.append("off" if field == "certificate" else "none")
+            found.extend([] if field == "only" else ["off" if field == "certificate" else "none"])
         else:
             for part in get_args(kind):
                 collect(part)

@@ -9,6 +9,7 @@ import numpy as np
 
 from graphrot.errors import InputRefused
 from graphrot.evaluate.text import Tokenizer, default_calibration_text, foreign_notes, read_text, refuse_foreign
+from graphrot.model.files import tokenizer_folder
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -83,6 +84,26 @@ class Texts:
                 self.notes = foreign_notes(tokenizer, self._vocabulary)
             self._ids = ids
         return self._ids[:limit]
+
+
+def look_ahead(source: object, *, file: Path | None, tokenizer: Path | None, calibrates: bool) -> None:
+    """Refuse texts and tokenizers that cannot be used before minutes go into loading and exporting a model.
+
+    Args:
+        source: what is converted.
+        file: the calibration text, or None.
+        tokenizer: the folder that was given for the tokenizer, or None: the source's own.
+        calibrates: whether text is needed, so that there must be a tokenizer.
+
+    Raises:
+        InputRefused: the text or the tokenizer is missing or cannot be read.
+    """
+    if file is not None:
+        read_text(file)
+    if tokenizer is not None:
+        Tokenizer(tokenizer)
+    elif calibrates and isinstance(source, str) and Path(source).is_dir():
+        Texts(tokenizer_folder(Path(source)), None).require("gptq calibrates on text")
 
 
 def vocabulary_of(model: ir.Model) -> int | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from rich.table import Table
 
 import graphrot
 from graphrot.cli.progress import StepBars
+from graphrot.errors import GraphrotError
 from graphrot.evaluate.session import DecoderSession, open_decoder
 from graphrot.evaluate.text import default_calibration_text
 from graphrot.model.load import Source, load_source
@@ -50,6 +52,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="graphrot-demo-") as folder, StepBars() as bars:
         scratch = Path(folder)
         source = load_source(options.source, workdir=scratch / "source", progress=bars)
+        options.output.mkdir(parents=True, exist_ok=True)
         rows = [float_row(source)]
         for name, rotations in (("4-bit, not rotated", None), ("4-bit, rotated", "hadamard")):
             output = options.output / ("unrotated" if rotations is None else "rotated")
@@ -90,9 +93,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--window", type=int, default=1024)
     parser.add_argument("--windows", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=48, help="tokens to decode for the timing")
-    options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
-    return options
+    return parser.parse_args()
 
 
 def float_row(source: Source) -> Row:
@@ -162,4 +163,7 @@ def table(rows: list[Row], options: argparse.Namespace, source: Source) -> Table
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except GraphrotError as error:
+        sys.exit(str(error))

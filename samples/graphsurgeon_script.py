@@ -16,6 +16,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 import graphrot
+from graphrot.errors import GraphrotError
 
 
 def last_logits_only(graph: gs.Graph) -> None:
@@ -44,4 +45,7 @@ def main(model: Path, output: Path) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    try:
+        main(Path(sys.argv[1]), Path(sys.argv[2]))
+    except (GraphrotError, FileNotFoundError) as error:
+        sys.exit(str(error))

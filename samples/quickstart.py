@@ -2,8 +2,8 @@
 
     python samples/quickstart.py SOURCE OUT ["a prompt"]
 
-SOURCE is anything that ``graphrot convert`` takes, ``demo`` among it. An .onnx file needs its tokenizer
-beside it for the prompt.
+SOURCE is anything that ``graphrot convert`` takes, ``demo`` among it; OUT is a folder. An .onnx file needs its
+tokenizer beside it for the prompt.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import onnxruntime
 
 import graphrot
+from graphrot.errors import GraphrotError
 
 
 def main(source: str, output: str, prompt: str = "The capital of France is") -> None:
@@ -36,4 +37,7 @@ def main(source: str, output: str, prompt: str = "The capital of France is") -> 
 if __name__ == "__main__":
     if len(sys.argv) not in (3, 4):
         sys.exit(__doc__)
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except GraphrotError as error:
+        sys.exit(str(error))

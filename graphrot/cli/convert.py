@@ -101,7 +101,8 @@ def convert(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace what an earlier conversion wrote.")] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where a stopped run of the same command was, if there is one.")
+        bool,
+        typer.Option("--resume", help="Keep the work of a run that is stopped; go on where one was stopped."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:

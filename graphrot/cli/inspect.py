@@ -12,7 +12,7 @@ from graphrot.cli.progress import StepBars
 
 
 def inspect(
-    model: Annotated[Path, typer.Argument(help="An .onnx file.")],
+    model: Annotated[Path, typer.Argument(help="An .onnx file, or a folder with model.onnx.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the rotation sites of a graph, without changing anything."""

@@ -35,6 +35,13 @@ class Tokenizer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         file = folder / _TOKENIZER
+        if not folder.is_dir():
+            raise InputRefused(
+                "The tokenizer's place is not a folder" if folder.exists() else "There is no such folder",
+                where=str(folder),
+                why="a tokenizer is read from the folder that its files lie in",
+                do="give the folder with tokenizer.json",
+            )
         if not file.is_file():
             raise InputRefused(
                 "There is no tokenizer.json",

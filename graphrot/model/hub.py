@@ -113,11 +113,12 @@ def _explained(error: Exception, spec: str, name: str, revision: str | None) -> 
         )
     if isinstance(error, errors.LocalEntryNotFoundError):
         offline = _is_offline()
+        mend = "unset HF_HUB_OFFLINE" if offline else "check the network and HF_ENDPOINT"
         return EnvironmentProblem(
             "The model is not in the hub's cache, or not all of it" if offline else "The hub cannot be reached",
             where=spec,
             why="HF_HUB_OFFLINE is set, so nothing is fetched" if offline else what,
-            do="unset HF_HUB_OFFLINE, or on a machine with network: "
+            do=f"{mend}, or on a machine with network: "
             f"hf download {name}{'' if revision is None else f' --revision {revision}'}, and copy its cache or folder",
         )
     if isinstance(error, OSError) and error.errno is not None:

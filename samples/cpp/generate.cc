@@ -245,7 +245,10 @@ int run(const std::vector<std::string>& arguments) {
       if (equals == std::string::npos) throw std::runtime_error("--config takes KEY=VALUE, not " + entry);
       check(ort->AddSessionConfigEntry(options.get(), entry.substr(0, equals).c_str(), entry.substr(equals + 1).c_str()));
     } else {
-      tokens.push_back(std::stoll(arguments[i]));
+      std::size_t end = 0;
+      const char first = arguments[i].empty() ? ' ' : arguments[i][0];
+      if (first >= '0' && first <= '9') tokens.push_back(std::stoll(arguments[i], &end));
+      if (end == 0 || end != arguments[i].size()) throw std::runtime_error("not a token id: '" + arguments[i] + "'");
     }
   }
   if (tokens.empty()) throw std::runtime_error("give at least one token");
