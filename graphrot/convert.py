@@ -372,17 +372,18 @@ class _Job:
         """Load the finished model and run a few tokens: a file that does not run must not be written.
 
         Raises:
-            CheckFailed: it does not load, or its logits are not finite.
+            CheckFailed: it is not valid, does not load, or its logits are not finite.
         """
         import numpy as np
 
         from graphrot.evaluate.session import DecoderSession
-        from graphrot.model.save import save_model
+        from graphrot.model.save import check_written, save_model
 
         self.progress("trying the model", 0, 1)
         folder = self.work.scratch / "tried"
         folder.mkdir()
         save_model(model, folder / "model.onnx")
+        check_written(folder / "model.onnx")
         try:
             logits, cache = (decoder := DecoderSession(folder)).run(np.zeros((1, 3), np.int64))
             logits, _ = decoder.run(logits[:, -1:].argmax(axis=-1), cache)

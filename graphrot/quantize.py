@@ -104,6 +104,7 @@ def quantize(
         )
     else:
         report = emit_portable(model, linears=written, tables=tables.records, activations=activations, float16=float16)
+    model.graph.sort()
     entries = _with_unrotated_errors(report.quantized, source, facts, plan, recipe, progress)
     return Quantized(entries, report.notes, report.linear_bits_per_weight)
 

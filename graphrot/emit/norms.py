@@ -47,6 +47,7 @@ def fuse_residual_norms(model: ir.Model, writer: NodeWriter) -> int:
         _fuse(model, writer, norm, found)
     if norms:
         model.opset_imports.setdefault(DOMAIN, 1)
+        model.graph.sort()  # a gain may be computed from constants, after the sum
     return len(norms)
 
 

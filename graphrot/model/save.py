@@ -20,9 +20,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from graphrot.errors import EnvironmentProblem, UsageError
+from graphrot.errors import CheckFailed, EnvironmentProblem, InputRefused, UsageError
 from graphrot.model.files import TOKENIZER_FILES, tokenizer_files
 from graphrot.model.install import install, repair
+from graphrot.model.onnxfile import open_onnx
 from graphrot.work.files import sync
 from graphrot.work.folder import WorkFolder, work_path
 
@@ -115,11 +116,13 @@ def save_directory(
         UsageError: the target exists and may not be replaced, its parent does not exist, or another run
             writes it.
         EnvironmentProblem: the disk is full, or the place cannot be written. Nothing is left behind.
+        CheckFailed: see :func:`check_written`. Nothing is left behind.
     """
     with _writing(target, held, force, sources) as (target, area):
         made = area / "made"
         made.mkdir()
         size = save_model(model, made / MODEL)
+        check_written(made / MODEL)
         _write_texts(made, _texts(manifest, size, plan))
         for file in tokenizer_files(tokenizer_dir) if tokenizer_dir is not None else []:
             shutil.copyfile(file, made / file.name)
@@ -147,6 +150,7 @@ def save_file(
         made = area / "made"
         made.mkdir()
         size = save_model(model, made / target.name)
+        check_written(made / target.name)
         _write_texts(made, {f"{target.stem}.{name}": text for name, text in _texts(manifest, size, plan).items()})
         _sync(made)
         install(_model_last(made, target.name, target.parent), area, remove=_taken(target))
@@ -161,6 +165,20 @@ def save_model(model: ir.Model, path: Path) -> int:
     data = path.with_name(path.name + DATA)
     ir.save(model, path, external_data=data.name, alignment=4096, align_threshold=0)
     return path.stat().st_size + (data.stat().st_size if data.exists() else 0)
+
+
+def check_written(path: Path) -> None:
+    """Open a model that was just written, as its users will.
+
+    Raises:
+        CheckFailed: it is not a valid ONNX model.
+    """
+    try:
+        open_onnx(path)
+    except InputRefused as error:
+        raise CheckFailed(
+            "The converted model is not valid", where=path.name, why=error.why or error.what, do="report the model"
+        ) from error
 
 
 def named(target: Path) -> Path:

@@ -127,6 +127,21 @@ def test_parts_and_names() -> None:
     assert {"epsilon", "two"}.isdisjoint(model.graph.initializers)
 
 
+def test_a_gain_that_is_computed_after_the_sum() -> None:
+    builder = Builder()
+    builder.op("Add", "a b", "sum")
+    builder.constants["offset"] = builder.constants.pop("gain")
+    builder.op("Add", "offset one", "gain")
+    builder.norm("sum", "n", gain=True)
+    builder.op("Mul", "n sum", "y")
+    model = builder.model()
+    want = run(ir.to_proto(model), np.float32)
+    assert fused(model) == 1
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto, full_check=True)
+    np.testing.assert_allclose(run(proto, np.float32)[0], want[0], rtol=2e-5, atol=1e-5)
+
+
 def _other_power(builder: Builder) -> None:
     builder.op("Add", "a b", "sum")
     builder.norm("sum", "n", power="three")

@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from graphrot.errors import EnvironmentProblem, UsageError
+from graphrot.errors import CheckFailed, EnvironmentProblem, UsageError
 from graphrot.model import save
 from graphrot.model.save import refuse_target, save_directory, save_file
 from tests.exported import tiny_onnx, write_tokenizer
@@ -72,6 +72,21 @@ def test_metadata_and_names_are_kept(model: ir.Model, tmp_path: Path) -> None:
     again = ir.load(tmp_path / "m.onnx")
     assert again.metadata_props == {"graphrot.version": "9"}
     assert [node.name for node in again.graph] == [node.name for node in model.graph]
+
+
+@pytest.mark.parametrize("name", ["out", "out.onnx"])
+def test_an_invalid_model_is_not_installed(model: ir.Model, tmp_path: Path, name: str) -> None:
+    broken = model.clone()
+    last = broken.graph[-1]
+    broken.graph.remove(last)
+    broken.graph.insert_before(broken.graph[0], last)
+    with pytest.raises(CheckFailed, match="The converted model is not valid") as caught:
+        if name.endswith(".onnx"):
+            save_file(broken, {}, tmp_path / name)
+        else:
+            save_directory(broken, {}, None, tmp_path / name)
+    assert "not sorted" in str(caught.value.why)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_existing_outputs_are_kept_unless_forced(model: ir.Model, tmp_path: Path) -> None:
