@@ -90,6 +90,7 @@ class _Narrowing:
         for value in self.model.graph.inputs:
             if value in self.states.floats:
                 self.types[value] = self.ends.get(value.name or "", _FLOAT)
+                self.constants.store_default(value, self.types[value])
         for node in nodes:
             if not self._constant(node):
                 self._place(node)

@@ -62,6 +62,11 @@ class Constants:
             self._progress("narrowing the weights", done, len(stored))
             self._store_value(value)
 
+    def store_default(self, value: ir.Value, dtype: ir.DataType) -> None:
+        """Give the default of an optional graph input, if it has one, the input's type."""
+        if value.const_value is not None and dtype != _FLOAT:
+            value.const_value = self._narrowed(value.const_value, value.name or "", dtype)
+
     def _wish(self, node: ir.Node, index: int, value: ir.Value, in_half: bool) -> str:
         if stays_float32(node, index):
             return "single"
@@ -94,16 +99,16 @@ class Constants:
             return
         if "single" in self._wishes[value] and content.size <= _SMALL:
             self._kept[value] = content
-        value.const_value = self._narrowed(content, value.name or "")
+        value.const_value = self._narrowed(content, value.name or "", self.states.half)
         self.types[value] = self.states.half
 
-    def _narrowed(self, content: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
-        numbers = rounded_numbers(content, self.states.half)
+    def _narrowed(self, content: ir.TensorProtocol, name: str, half: ir.DataType) -> ir.TensorProtocol:
+        numbers = rounded_numbers(content, half)
         if not np.isfinite(numbers).all() and np.isfinite(content.numpy()).all():
             raise InputRefused(
-                f"A weight is too large for {self.states.half.name.lower()}",
+                f"A weight is too large for {half.name.lower()}",
                 where=f"tensor {name!r}",
-                why=f"its largest number is over {limits(self.states.half)[1]:g}",
+                why=f"its largest number is over {limits(half)[1]:g}",
                 do="use --dtype bfloat16 or float32",
             )
         return self._store.put(name, numbers)

@@ -31,7 +31,8 @@ def float_values(model: ir.Model) -> set[ir.Value]:
         types[value] = value.const_value.dtype if value.const_value is not None else value.dtype
     for node in model.graph:
         for index, output in enumerate(node.outputs):
-            types[output] = output.dtype or _output(node, index, types, opset)
+            if output.type is None or isinstance(output.type, ir.TensorType):
+                types[output] = output.dtype or _output(node, index, types, opset)
     return {value for value, dtype in types.items() if dtype == _FLOAT}
 
 
@@ -69,7 +70,15 @@ def _output(node: ir.Node, index: int, types: dict[ir.Value, ir.DataType | None]
         like = schema.inputs[min(place, len(schema.inputs) - 1)]
         if value is not None and like.type_str == formal.type_str:
             return types.get(value)
-    return _default(node, types)
+    if "tensor(float)" in formal.types or node.op_type == "QuantizeLinear":
+        return _default(node, types)
+    return _only(formal)
+
+
+def _only(formal: onnx.defs.OpSchema.FormalParameter) -> ir.DataType | None:
+    """The type of an output that allows one only: what comparisons, counts and indices make."""
+    allowed = [name[len("tensor(") : -1] for name in formal.types if name.startswith("tensor(")]
+    return _NAMED.get(allowed[0]) if len(allowed) == 1 == len(formal.types) else None
 
 
 def _named(node: ir.Node) -> ir.DataType | None:

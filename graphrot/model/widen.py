@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
+from graphrot.errors import InputRefused
 from graphrot.graph import plain_shape
 from graphrot.model.floats import float_values, is_standard
 from graphrot.model.save import save_model
@@ -43,10 +44,14 @@ class FloatTypes:
 
 
 def float_types(model: ir.Model) -> FloatTypes | None:
-    """The types of a model that has half floats anywhere, None for one that has none."""
+    """The types of a model that has half floats anywhere, None for one that has none.
+
+    Raises:
+        InputRefused: an input or output is a sequence or an optional value of half floats.
+    """
     sizes = dict.fromkeys([_FLOAT, *HALVES], 0)
     total = 0
-    for graph in model.graphs():
+    for graph in _graphs(model):
         for value in graph.initializers.values():
             content = value.const_value
             if content is not None:
@@ -61,6 +66,13 @@ def float_types(model: ir.Model) -> FloatTypes | None:
     for value in (*model.graph.inputs, *model.graph.outputs):
         dtype = value.dtype
         if value.name and dtype is not None and dtype in HALVES:
+            if not isinstance(value.type, ir.TensorType):
+                raise InputRefused(
+                    f"A {HALVES[dtype]} input or output of the model is not a tensor",
+                    where=f"{value.name!r}: {value.type}",
+                    why="the types of sequences and optional values at its ends would change",
+                    do="take it out of the model, or export it in float32",
+                )
             ends[value.name] = dtype
     if not ends and not any(sizes[half] for half in HALVES) and not _names_half(model):
         return None
@@ -80,7 +92,7 @@ def widen(model: ir.Model, folder: Path) -> tuple[ir.Model, Path]:
         model: changed on the way, and not to be used any more.
         folder: takes ``widened.onnx`` and its data; must stay while the result is used.
     """
-    for graph in model.graphs():
+    for graph in _graphs(model):
         for value in _values(graph):
             if value.const_value is not None and value.const_value.dtype in HALVES:
                 value.const_value = _wider(value.const_value)
@@ -99,6 +111,13 @@ def widen(model: ir.Model, folder: Path) -> tuple[ir.Model, Path]:
     return ir.load(path), path
 
 
+def _graphs(model: ir.Model) -> Iterator[ir.Graph]:
+    """The main graph and all subgraphs, those in bodies of functions too."""
+    yield from model.graphs()
+    for function in model.functions.values():
+        yield from function.subgraphs()
+
+
 def _values(graph: ir.Graph | ir.GraphView) -> Iterator[ir.Value]:
     yield from graph.inputs
     yield from graph.initializers.values()
@@ -107,7 +126,7 @@ def _values(graph: ir.Graph | ir.GraphView) -> Iterator[ir.Value]:
 
 
 def _nodes(model: ir.Model) -> Iterator[ir.Node]:
-    for graph in model.graphs():
+    for graph in _graphs(model):
         yield from graph
     for function in model.functions.values():
         yield from function
@@ -145,8 +164,15 @@ def _wider(tensor: ir.TensorProtocol) -> ir.LazyTensor:
 
 
 def _widen_type(value: ir.Value) -> None:
-    if isinstance(value.type, ir.TensorType) and value.dtype in HALVES:
-        value.type = ir.TensorType(_FLOAT)
+    if value.type is not None and value.dtype in HALVES:
+        value.type = _wider_type(value.type)
+
+
+def _wider_type(kind: ir.TypeProtocol) -> ir.TypeProtocol:
+    """The type with float32 for its half type, inside sequences and optionals too."""
+    if isinstance(kind, ir.SequenceType | ir.OptionalType):
+        return type(kind)(_wider_type(kind.elem_type))
+    return type(kind)(_FLOAT) if isinstance(kind, ir.TensorType | ir.SparseTensorType) else kind
 
 
 def _widen_attributes(node: ir.Node) -> None:

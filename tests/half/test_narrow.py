@@ -12,6 +12,8 @@ from graphrot.emit import half_states
 from graphrot.emit.half import narrow
 from graphrot.errors import InputRefused
 from graphrot.graph import WeightStore
+from graphrot.model.floats import float_values
+from graphrot.model.widen import widen
 from tests.analysis.fused import Attention, Rotary, fused_decoder
 from tests.half.graphs import BF16, F16, F32, HALVES, graph, made_by, narrowed, run, run_literally, types_of
 
@@ -289,3 +291,44 @@ def test_narrowing_again_finds_free_names(tmp_path: Path) -> None:
     assert len(set(names)) == len(names)
     node = ir.node("Neg", [model.graph.outputs[0]], name="again")
     assert node.name == "again"
+
+
+FLAGS = """(float[n, 8] x) => (float[n, 8] y) {
+    h = MatMul(x, weight)
+    infinite = IsInf(h)
+    none = IsNaN(h)
+    small = Less(h, lowest)
+    bad = Or(infinite, none)
+    worse = Or(bad, small)
+    good = Not(worse)
+    best = ArgMax<axis = -1>(h)
+    sizes = Shape(h)
+    places = NonZero(h)
+    y = Where(good, h, lowest)
+}"""
+
+
+def test_what_comparisons_and_counts_make_is_no_float(tmp_path: Path) -> None:
+    model = graph(FLAGS, weight=np.eye(8, dtype=np.float32), lowest=np.array(-60000, np.float32))
+    for node in model.graph:
+        for output in node.outputs:
+            output.type = output.type if output.is_graph_output() else None
+    floats = {value.name for value in float_values(model)}
+    assert floats == {"x", "weight", "lowest", "h", "y"}
+    x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float16)
+    narrowed(model, F16, tmp_path / "store", "x", "y")
+    assert np.array_equal(run(model, tmp_path / "run", {"x": x})[0], x)
+
+
+@pytest.mark.parametrize("half", HALVES, ids=lambda half: half.name)
+def test_the_default_of_an_optional_input_has_its_type(half: ir.DataType, tmp_path: Path) -> None:
+    kind = {F16: "float16", BF16: "bfloat16"}[half]
+    text = f"({kind}[n, 8] x, {kind}[1] scale) => ({kind}[n, 8] y) {{ h = MatMul(x, weight) y = Mul(h, scale) }}"
+    source = graph(text, weight=np.eye(8, dtype=half.numpy()), scale=np.array([2], half.numpy()))
+    assert source.graph.initializers["scale"].is_graph_input()
+    model, _ = widen(source, tmp_path / "wide")
+    assert types_of(model)["scale"] == F32
+    narrowed(model, half, tmp_path / "store", "x", "scale", "y")
+    content = model.graph.initializers["scale"].const_value
+    assert content is not None and content.dtype == half
+    assert types_of(model)["scale"] == half

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
+from graphrot.errors import InputRefused
 from graphrot.model.widen import float_types, widen
-from tests.half.graphs import BF16, F16, F32, HALVES, graph, made_by, run, types_of
+from tests.half.graphs import BF16, F16, F32, HALVES, graph, made_by, narrowed, run, types_of
 
 # The parser of ONNX text takes the bits of float16 numbers: 15360 is 1, 14336 a half, 16384 is 2.
 MIXED = """(float16[n, 8] x) => (float16[n, 8] y) {
@@ -69,6 +71,50 @@ def test_subgraphs_and_functions(tmp_path: Path) -> None:
     for choice, expected in ((True, 2 * x), (False, x)):
         found = run(model, tmp_path / str(choice), {"x": x, "c": np.array(choice)})[0]
         assert found.dtype == np.float32 and np.array_equal(found, expected)
+
+
+def test_subgraphs_in_the_body_of_a_function(tmp_path: Path) -> None:
+    head = '<ir_version: 10, opset_import: ["" : 21, "mine" : 1]>'
+    text = f"""{head}
+    g (float16[n, 4] x, bool c) => (float16[n, 4] y) {{ y = mine.choose(x, c) }}
+    <domain: "mine", opset_import: ["" : 21]>
+    choose (u, c) => (v) {{
+        v = If(c) <
+            then_branch = t () => (float16[n, 4] a) {{ k = Constant<value = float16 {{16384}}>() a = Mul(u, k) }},
+            else_branch = e () => (float16[n, 4] b) {{ f = Cast<to = 1>(u) b = Cast<to = 10>(f) }}
+        >
+    }}"""
+    source = ir.from_proto(onnx.parser.parse_model(text))
+    found = float_types(source)
+    assert found is not None and found.name == "float16"
+    model, _ = widen(source, tmp_path / "wide")
+    x = np.array([[1.5, -2, 3, 4]], np.float32)
+    for choice, expected in ((True, 2 * x), (False, x)):
+        assert np.array_equal(run(model, tmp_path / str(choice), {"x": x, "c": np.array(choice)})[0], expected)
+
+
+SEQUENCE = """(float16[n] x, int64 i) => (float16[n] y)
+<seq(float16[n]) some, seq(float16[n]) more>
+{
+    some = SequenceEmpty<dtype = 10>()
+    more = SequenceInsert(some, x)
+    y = SequenceAt(more, i)
+}"""
+
+
+def test_sequences_inside(tmp_path: Path) -> None:
+    model, _ = widen(graph(SEQUENCE), tmp_path / "wide")
+    feeds = {"x": np.array([1.5, -2.0]), "i": np.array(0)}
+    assert np.array_equal(run(model, tmp_path / "run", feeds | {"x": feeds["x"].astype(np.float32)})[0], feeds["x"])
+    narrowed(model, F16, tmp_path / "store", "x", "y")
+    found = run(model, tmp_path / "half", feeds)[0]
+    assert found.dtype == np.float16 and np.array_equal(found, feeds["x"])
+
+
+def test_a_sequence_of_halves_as_an_output_is_refused() -> None:
+    text = "(float16[n] x) => (seq(float16[n]) y) { y = SequenceConstruct(x) }"
+    with pytest.raises(InputRefused, match="is not a tensor"):
+        float_types(graph(text))
 
 
 def test_a_cast_that_makes_an_output_stays(tmp_path: Path) -> None:

@@ -76,15 +76,18 @@ def test_metadata_and_names_are_kept(model: ir.Model, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["out", "out.onnx"])
 def test_an_invalid_model_is_not_installed(model: ir.Model, tmp_path: Path, name: str) -> None:
+    def write(broken: ir.Model, target: Path) -> None:
+        if target.suffix:
+            save_file(broken, {}, target)
+        else:
+            save_directory(broken, {}, None, target)
+
     broken = model.clone()
     last = broken.graph[-1]
     broken.graph.remove(last)
     broken.graph.insert_before(broken.graph[0], last)
     with pytest.raises(CheckFailed, match="The converted model is not valid") as caught:
-        if name.endswith(".onnx"):
-            save_file(broken, {}, tmp_path / name)
-        else:
-            save_directory(broken, {}, None, tmp_path / name)
+        write(broken, tmp_path / name)
     assert "not sorted" in str(caught.value.why)
     assert list(tmp_path.iterdir()) == []
 
