@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphrot.converted import Converted
 from graphrot.errors import CheckFailed, EnvironmentProblem, InputRefused, UsageError
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from graphrot.quant.groups import SolvedGroups
     from graphrot.recipe import Recipe
     from graphrot.texts import Texts
+
+_T = TypeVar("_T")
 
 
 def convert(
@@ -81,6 +83,8 @@ def convert(
     from graphrot.texts import look_ahead
     from graphrot.threads import steady_blas
 
+    if source == "":
+        raise UsageError("The source's name is empty", where="SOURCE", do="name a folder, a file, a hub id, or demo")
     wanted = resolve_recipe(recipe, **overrides)
     replayed = None if plan is None else load_plan(Path(plan))
     if replayed is not None:
@@ -177,6 +181,7 @@ class _Job:
         self.progress = progress
         self.seconds: dict[str, float] = {}
         self.notes: tuple[str, ...] = ()
+        self.longest: int | None = None
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -233,6 +238,7 @@ class _Job:
                 texts=texts,
                 scratch=self.work.scratch / "quantized",
                 solved=solved,
+                longest=self.longest,
                 progress=self.progress,
             )
         if solved is not None and solved.known:
@@ -273,7 +279,7 @@ class _Job:
         if solved.changed:
             note = f"not resumed, since the interrupted run had another {', another '.join(solved.changed)}"
             self.progress(note, 0, 1)
-            self.notes = (note,)
+            self.notes += (note,)
         return solved
 
     def _check(self, source: Source, texts: Texts) -> None:
@@ -346,26 +352,53 @@ class _Job:
         folder = self.work.scratch / "certificate"
         folder.mkdir()
         save_model(rotated, folder / "rotated.onnx")
-        return certify(
+        text = texts.tokens(TEXT_TOKENS) if texts.available else ()
+        return self._in_windows(
             source.path,
-            folder / "rotated.onnx",
-            plan,
-            rotate=lambda model: self._rotated(model, plan, "rotated64"),
-            text=texts.tokens(TEXT_TOKENS) if texts.available else (),
-            progress=self.progress,
+            lambda window: certify(
+                source.path,
+                folder / "rotated.onnx",
+                plan,
+                rotate=lambda model: self._rotated(model, plan, "rotated64"),
+                text=text,
+                window=window,
+                progress=self.progress,
+            ),
         )
+
+    def _in_windows(self, source: Path, measure: Callable[[int], _T]) -> _T:
+        """Measure in rows of the usual length or, if the source takes fewer tokens, as long as it does."""
+        from graphrot.evaluate.compare import WINDOW, longest_run
+        from graphrot.evaluate.session import open_decoder
+
+        try:
+            return measure(self.longest or WINDOW)
+        except InputRefused:
+            decoder = open_decoder(source)
+            longest = longest_run(decoder, self.longest or WINDOW, batch=decoder.batch)
+            if longest in (None, self.longest or WINDOW):
+                raise
+        assert longest is not None
+        self.longest = longest
+        self.notes += (f"the model takes at most {longest} tokens at once: it was run on rows of so many",)
+        return measure(longest)
 
     def _measure(self, source: Source, narrowed: ir.Model, types: HalfTypes, texts: Texts) -> HalfError:
         from graphrot.evaluate.certificate import TEXT_TOKENS
         from graphrot.half import measure_half
 
-        return measure_half(
+        text = texts.tokens(TEXT_TOKENS) if texts.available else ()
+        return self._in_windows(
             source.path,
-            narrowed,
-            types,
-            self.work.scratch / "half",
-            text=texts.tokens(TEXT_TOKENS) if texts.available else (),
-            progress=self.progress,
+            lambda window: measure_half(
+                source.path,
+                narrowed,
+                types,
+                self.work.scratch / "half",
+                text=text,
+                window=window,
+                progress=self.progress,
+            ),
         )
 
     def _try(self, model: ir.Model) -> None:

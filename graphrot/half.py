@@ -15,7 +15,7 @@ import onnx_ir as ir
 from graphrot.analysis.types import Facts
 from graphrot.emit.half import narrow
 from graphrot.errors import CheckFailed, InputRefused
-from graphrot.evaluate.compare import Reference, random_probes, text_probes
+from graphrot.evaluate.compare import WINDOW, Reference, random_probes, text_probes
 from graphrot.evaluate.session import open_decoder
 from graphrot.graph import WeightStore
 from graphrot.model.onnxfile import reopen_onnx
@@ -124,6 +124,7 @@ def measure_half(
     folder: Path,
     *,
     text: Sequence[int] | np.ndarray = (),
+    window: int = WINDOW,
     progress: Progress,
 ) -> HalfError:
     """Compare a narrowed model with its source, and with the same source only narrowed.
@@ -134,6 +135,7 @@ def measure_half(
         types: its types.
         folder: for scratch files; does not exist yet, and is gone afterwards.
         text: token ids; may be empty.
+        window: the longest row of tokens that is run.
         progress: told of each run.
 
     Raises:
@@ -143,8 +145,8 @@ def measure_half(
     folder.mkdir(parents=True)
     try:
         decoder = open_decoder(source)
-        probes = random_probes(decoder.vocabulary, batch=decoder.batch)
-        probes += text_probes(text, limit=len(text)) if decoder.batch in (None, 1) else []
+        probes = random_probes(decoder.vocabulary, batch=decoder.batch, window=window)
+        probes += text_probes(text, limit=len(text), window=window) if decoder.batch in (None, 1) else []
         with Reference(decoder, probes, progress=progress, step=f"{types.dtype}: the source") as reference:
             del decoder
             save_model(narrowed, folder / "narrowed.onnx")

@@ -59,6 +59,7 @@ def quantize(
     texts: Texts,
     scratch: Path,
     solved: SolvedGroups | None = None,
+    longest: int | None = None,
     progress: Progress,
 ) -> Quantized:
     """Quantize ``model`` in place as the recipe says, and lower it to the recipe's target.
@@ -72,6 +73,7 @@ def quantize(
         texts: for gptq.
         scratch: a folder for new weights, owned by the caller.
         solved: the groups that gptq has solved, kept for an interrupted run; None: nothing is kept.
+        longest: tokens that the model takes at once; None: a calibration window, or more.
         progress: told of each layer.
 
     Raises:
@@ -83,7 +85,7 @@ def quantize(
     linears = current_linears(model, facts.linears)
     body = [linear for linear in linears if not linear.is_head]
     heads = [linear for linear in linears if linear.is_head]
-    tensors = _solve(model, body, recipe, texts, scratch, solved, progress)
+    tensors = _solve(model, body, recipe, texts, scratch, solved, longest, progress)
     rounding = None
     if recipe.activation_bits is not None:
         rounding = QuantizeActivations(plan, body, bits=recipe.activation_bits)
@@ -142,11 +144,14 @@ def _solve(
     texts: Texts,
     scratch: Path,
     solved: SolvedGroups | None,
+    longest: int | None,
     progress: Progress,
 ) -> dict[str, QuantizedTensor]:
     if recipe.weight_bits is None or recipe.solver is None:
         return {}
-    feeds = calibration_feeds(model, texts.tokens(CALIBRATION_TOKENS)) if recipe.solver == "gptq" else []
+    feeds = []
+    if recipe.solver == "gptq":
+        feeds = calibration_feeds(model, texts.tokens(CALIBRATION_TOKENS), window=longest or CALIBRATION_WINDOW)
     return quantize_linears(
         model,
         body,
@@ -189,17 +194,20 @@ def _heads(model: ir.Model, heads: Sequence[LinearRef], recipe: Recipe) -> Itera
     return quantize_weights(model, heads, grid=_table_grid(bits, recipe), solver="rtn" if bits == 8 else "clip")
 
 
-def calibration_feeds(model: ir.Model, tokens: np.ndarray) -> list[dict[str, np.ndarray]]:
-    """Batches of graph inputs, one window of :data:`CALIBRATION_WINDOW` tokens each, caches empty.
+def calibration_feeds(
+    model: ir.Model, tokens: np.ndarray, *, window: int = CALIBRATION_WINDOW
+) -> list[dict[str, np.ndarray]]:
+    """Batches of graph inputs, one window of tokens each, caches empty.
 
     Args:
         model: a decoder.
         tokens: ``[T] int64``; a last window that is not full is left out, unless it is the only one.
+        window: tokens of a window, at most.
 
     Raises:
         InputRefused: an input that is not a decoder's.
     """
-    size = min(CALIBRATION_WINDOW, len(tokens))
+    size = min(window, len(tokens))
     windows = [tokens[start : start + size][None] for start in range(0, len(tokens) - size + 1, max(size, 1))]
     return [{value.name or "": _feed(value, window) for value in model.graph.inputs} for window in windows if size]
 

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from graphrot.analysis.types import OnlineUse, WeightUse
 from graphrot.errors import CheckFailed
-from graphrot.evaluate.compare import TOLERANCE, Difference, Reference, random_probes, text_probes
+from graphrot.evaluate.compare import TOLERANCE, WINDOW, Difference, Reference, random_probes, text_probes
 from graphrot.evaluate.double import exact_in_double, to_double
 from graphrot.evaluate.session import DecoderSession, Unrunnable, open_decoder
 from graphrot.folded import Rotate, edit_operand, used_names
@@ -59,6 +59,7 @@ def certify(
     *,
     rotate: Callable[[ir.Model], ir.Model],
     text: Sequence[int] | np.ndarray = (),
+    window: int = WINDOW,
     progress: Progress = silent,
 ) -> Certificate:
     """Measure ``rotated`` against ``source``, in float32 and, for small models, in float64.
@@ -69,6 +70,7 @@ def certify(
         plan: the plan that made it; names the inverse that the control leaves out.
         rotate: runs the same plan on another copy of the source (for float64).
         text: token ids of a text, as much of it as should be used; may be empty.
+        window: the longest row of tokens that is run.
         progress: told of each run.
 
     Returns:
@@ -76,9 +78,10 @@ def certify(
 
     Raises:
         CheckFailed: a difference over the tolerance, or a control that is not.
+        InputRefused: a model does not run, perhaps since ``window`` is longer than it takes.
     """
-    single = _measure("float32", source, rotated, plan, text, progress)
-    double = _in_double(source, plan, rotate, text, rotated.parent, progress)
+    single = _measure("float32", source, rotated, plan, text, window, progress)
+    double = _in_double(source, plan, rotate, text, window, rotated.parent, progress)
     return double or single
 
 
@@ -88,12 +91,13 @@ def _measure(
     rotated: Path,
     plan: RotationPlan,
     text: Sequence[int] | np.ndarray,
+    window: int,
     progress: Progress,
 ) -> Certificate:
     tolerance = TOLERANCE[dtype]
     decoder = _open(source, dtype)
-    drawn = random_probes(decoder.vocabulary, batch=decoder.batch)
-    written = text_probes(text, limit=len(text)) if decoder.batch in (None, 1) else []
+    drawn = random_probes(decoder.vocabulary, batch=decoder.batch, window=window)
+    written = text_probes(text, limit=len(text), window=window) if decoder.batch in (None, 1) else []
     probes = [*drawn, *written]
     with Reference(decoder, probes, progress=progress, step="certificate: the source") as reference:
         del decoder
@@ -152,6 +156,7 @@ def _in_double(
     plan: RotationPlan,
     rotate: Callable[[ir.Model], ir.Model],
     text: Sequence[int] | np.ndarray,
+    window: int,
     folder: Path,
     progress: Progress,
 ) -> Certificate | None:
@@ -168,7 +173,7 @@ def _in_double(
     if not exact_in_double(rotated):
         return None
     save_model(to_double(rotated), paths[1])
-    return _measure("float64", *paths, plan, text, progress)
+    return _measure("float64", *paths, plan, text, window, progress)
 
 
 def weight_bytes(model: ir.Model) -> int:

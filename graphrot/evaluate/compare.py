@@ -86,26 +86,56 @@ class Difference:
         return self.relative <= tolerance and (self.top1 == 1.0 or self.gap < 2 * self.max_abs)
 
 
-def text_probes(tokens: Sequence[int] | np.ndarray, *, limit: int) -> list[Probe]:
-    """Windows of :data:`WINDOW` tokens, at most ``limit`` tokens in all."""
+def text_probes(tokens: Sequence[int] | np.ndarray, *, limit: int, window: int = WINDOW) -> list[Probe]:
+    """Windows of ``window`` tokens, at most ``limit`` tokens in all."""
     ids = np.asarray(tokens, dtype=np.int64)[:limit]
-    windows = [ids[start : start + WINDOW] for start in range(0, len(ids), WINDOW)]
+    windows = [ids[start : start + window] for start in range(0, len(ids), window)]
     return [Probe(w[None], max(1, len(w) * 3 // 4)) for w in windows if len(w)]
 
 
-def random_probes(vocabulary: int, *, batch: int | None = None, seed: int = 0) -> list[Probe]:
+def random_probes(vocabulary: int, *, batch: int | None = None, seed: int = 0, window: int = WINDOW) -> list[Probe]:
     """Random tokens: one long row in two chunks, and a batch of two that ends with a single step.
 
     Args:
         vocabulary: token ids below it are drawn.
         batch: the only batch that both models take; None: any.
         seed: of the draw.
+        window: the longest row.
     """
     rng = np.random.default_rng(seed)
+    long, short = min(48, window), min(24, window)
     return [
-        Probe(rng.integers(0, vocabulary, (batch or 1, 48)), 32),
-        Probe(rng.integers(0, vocabulary, (batch or 2, 24)), 23),
+        Probe(rng.integers(0, vocabulary, (batch or 1, long)), max(1, long * 2 // 3)),
+        Probe(rng.integers(0, vocabulary, (batch or 2, short)), max(1, short - 1)),
     ]
+
+
+def longest_run(decoder: Decoder, most: int, *, batch: int | None = None) -> int | None:
+    """The longest row, up to ``most`` tokens, that a decoder takes: some have a table of few positions.
+
+    Args:
+        decoder: is run about ten times, if it does not take ``most`` tokens at once.
+        most: tokens.
+        batch: rows; None: one.
+
+    Returns:
+        The length; None if it does not even take one token.
+    """
+
+    def runs(count: int) -> bool:
+        try:
+            decoder.run(np.zeros((batch or 1, count), np.int64))
+        except InputRefused:
+            return False
+        return True
+
+    if runs(most):
+        return most
+    taken, refused = 0, most
+    while refused - taken > 1:
+        middle = (taken + refused) // 2
+        taken, refused = (middle, refused) if runs(middle) else (taken, middle)
+    return taken or None
 
 
 class Reference:

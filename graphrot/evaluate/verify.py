@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from graphrot.evaluate.compare import TOLERANCE, Reference, random_probes, text_probes
+from graphrot.evaluate.compare import TOLERANCE, WINDOW, Reference, longest_run, random_probes, text_probes
 from graphrot.evaluate.session import open_decoder
 from graphrot.evaluate.text import encode_file
 from graphrot.progress import Progress, silent
@@ -57,11 +57,13 @@ def verify(
         InputRefused: a file is no decoder, the logits' shapes differ, or there is no tokenizer for the text.
     """
     first = open_decoder(a)
-    probes = random_probes(first.vocabulary, batch=first.batch)
+    window = longest_run(first, WINDOW, batch=first.batch) or WINDOW
+    probes = random_probes(first.vocabulary, batch=first.batch, window=window)
     if text is not None:
         probes += text_probes(
             encode_file(text, tokenizer, beside=(a, b), limit=TEXT_TOKENS, vocabulary=first.vocabulary),
             limit=TEXT_TOKENS,
+            window=window,
         )
     with Reference(first, probes, progress=progress, step="verify: the first model") as reference:
         types = {"float32", first.dtype}
