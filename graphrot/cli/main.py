@@ -18,6 +18,7 @@ from graphrot.cli.inspect import inspect
 from graphrot.cli.stop import EXIT_INTERRUPTED, EXIT_TERMINATED, STOP, WORDS
 from graphrot.cli.verify import verify
 from graphrot.errors import EnvironmentProblem, GraphrotError, UsageError
+from graphrot.model.files import no_such_name
 
 _ClickUsageError = typer.BadParameter.__mro__[1]
 """Typer carries its own copy of Click from 0.2x on; this is the class of whichever copy it uses."""
@@ -96,7 +97,7 @@ def _explain(error: Exception) -> int:
     """Say on stderr what went wrong; returns the exit code."""
     if code := STOP.code or _stop_behind(error):
         return _stopped(code)
-    known = _environment(error) or error
+    known = _environment(error) or _overlong(error) or error
     if isinstance(known, GraphrotError):
         _say(f"{known.label}: {known}")
         return known.exit_code
@@ -142,6 +143,13 @@ def _environment(error: Exception) -> EnvironmentProblem | None:
         )
     if isinstance(error, MemoryError):
         return EnvironmentProblem("There is not enough memory", why=str(error) or None, do="close other programs")
+    return None
+
+
+def _overlong(error: Exception) -> GraphrotError | None:
+    """A path that the system does not take, whichever option gave it."""
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return no_such_name(str(error.filename), error.strerror or "it is too long")
     return None
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
+
+from graphrot.errors import InputRefused
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -25,6 +28,38 @@ TOKENIZER_FILES = (
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 _CHUNK = 1 << 20
+_SHOWN = 80
+
+
+def path_of(name: str | Path) -> Path:
+    """A path as a user gives it, ``~`` resolved; there need not be anything.
+
+    Raises:
+        InputRefused: no file can have this name: it is too long, holds a NUL, or begins with the ``~`` of no user.
+    """
+    try:
+        path = Path(name).expanduser()
+        os.lstat(path)
+    except (ValueError, RuntimeError) as error:  # a NUL or a lone surrogate; no such user
+        why = str(error)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            return path
+        why = f"it is too long: {len(os.fsencode(name))} bytes"
+    else:
+        return path
+    raise no_such_name(name, why)
+
+
+def no_such_name(name: str | Path, why: str) -> InputRefused:
+    """The error for a name that no file can have."""
+    shown = repr(str(name))
+    return InputRefused(
+        "No file can have this name",
+        where=shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}...",
+        why=why,
+        do="check the path; a shorter one may do, from another working folder",
+    )
 
 
 def sha256_of(files: Iterable[Path], *, base: Path | None = None) -> str:

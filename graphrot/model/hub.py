@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from graphrot.errors import EnvironmentProblem, GraphrotError, InputRefused
-from graphrot.model.files import TOKENIZER_FILES
+from graphrot.model.files import TOKENIZER_FILES, path_of
 from graphrot.progress import Progress, silent
 
 _ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
@@ -25,9 +25,13 @@ _WEIGHTS = (
 
 
 def is_hub_id(spec: str) -> bool:
-    """Whether ``spec`` reads as ``owner/name`` or ``owner/name@revision`` and is no path that exists."""
+    """Whether ``spec`` reads as ``owner/name`` or ``owner/name@revision`` and is no path that exists.
+
+    Raises:
+        InputRefused: it is longer than any file's name.
+    """
     found = _ID.fullmatch(spec)
-    return found is not None and not found["id"].endswith(_FILE_ENDINGS) and not Path(spec).exists()
+    return found is not None and not found["id"].endswith(_FILE_ENDINGS) and not path_of(spec).exists()
 
 
 def split_id(spec: str) -> tuple[str, str | None]:

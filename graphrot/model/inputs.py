@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from graphrot.errors import InputRefused
-from graphrot.model.files import cache_folder, tokenizer_files
+from graphrot.model.files import cache_folder, path_of, tokenizer_files
 from graphrot.model.hub import cached_files, is_hub_id
 from graphrot.model.onnxfile import external_files
 from graphrot.model.tensors import data_files
@@ -35,7 +35,11 @@ class Inputs:
 
     @classmethod
     def of(cls, source: str | Path | ModelObject, others: Iterable[str | Path | None] = ()) -> Inputs:
-        """Of a source as the user names it, and of the further paths that were given; None is left out."""
+        """Of a source as the user names it, and of the further paths that were given; None is left out.
+
+        Raises:
+            InputRefused: no file can have one of the names.
+        """
         given = [path for path in others if path is not None]
         if not isinstance(source, str | Path):
             return cls(None, _absolute([*(external_files(source) if isinstance(source, ir.Model) else ()), *given]))
@@ -44,7 +48,7 @@ class Inputs:
             return cls(None, _absolute([*filter(None, [spec.removeprefix("demo").removeprefix(":")]), *given]), True)
         if is_hub_id(spec):
             return cls(None, _absolute(given), hub_id=spec)
-        return cls(Path(spec).expanduser().absolute(), _absolute(given))
+        return cls(path_of(spec).absolute(), _absolute(given))
 
     def files(self) -> Iterator[Path]:
         """Every file that is read, external data included. Files that do not exist may be among them."""
@@ -66,7 +70,7 @@ class Inputs:
 
 
 def _absolute(paths: Iterable[str | Path]) -> tuple[Path, ...]:
-    return tuple(Path(path).expanduser().absolute() for path in paths)
+    return tuple(path_of(path).absolute() for path in paths)
 
 
 def _folder_files(folder: Path) -> Iterator[Path]:
