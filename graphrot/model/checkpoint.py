@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from graphrot.errors import InputRefused
+from graphrot.model.tables import Entry, Tables, check_tables
 
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _LEGACY_PICKLE = b"\x80"
-_NARROW = ("F8", "F6", "F4")
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -45,8 +45,11 @@ def index_files(folder: Path) -> list[Path]:
     return []
 
 
-def check_weights(folder: Path) -> None:
-    """Refuse weights that are missing, cut short or not what their index says.
+def check_weights(folder: Path) -> Tables:
+    """Refuse weights that are missing, cut short, no floats, or not what their index says.
+
+    Returns:
+        The tables of the safetensors files; those of torch's own files need torch and are not among them.
 
     Raises:
         InputRefused: naming the file.
@@ -55,6 +58,7 @@ def check_weights(folder: Path) -> None:
     if not files:
         raise _without(folder)
     named = _named(folder)
+    tables: dict[Path, dict[str, Entry]] = {}
     for file in files:
         if not file.is_file():
             raise InputRefused(
@@ -64,8 +68,8 @@ def check_weights(folder: Path) -> None:
                 do="download it into the folder",
             )
         if file.suffix == ".safetensors":
-            found = _check_safetensors(file)
-            if absent := sorted(named.get(file.name, set()) - found):
+            tables[file] = _check_safetensors(file)
+            if absent := sorted(named.get(file.name, set()) - set(tables[file])):
                 raise InputRefused(
                     "A part of the model's weights is not the one that its index means",
                     where=str(file),
@@ -74,6 +78,8 @@ def check_weights(folder: Path) -> None:
                 )
         else:
             _check_pickle(file)
+    check_tables(tables)
+    return tables
 
 
 def refuse_adapter(folder: Path) -> None:
@@ -113,7 +119,7 @@ def _index(file: Path) -> dict[str, str]:
             raise ValueError("weight_map is not a table of file names")
         if outside := [name for name in weights.values() if Path(name).name != name]:
             raise ValueError(f"it names a file outside the folder: {outside[0]!r}")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputRefused(
             "The index of the weights is not usable",
             where=str(file),
@@ -132,8 +138,8 @@ def _named(folder: Path) -> dict[str, set[str]]:
     return named
 
 
-def _check_safetensors(file: Path) -> set[str]:
-    """The names of the tensors in a safetensors file whose header and length fit each other."""
+def _check_safetensors(file: Path) -> dict[str, Entry]:
+    """The table of a safetensors file whose header and length fit each other."""
     size = file.stat().st_size
     try:
         with file.open("rb") as stream:
@@ -143,19 +149,12 @@ def _check_safetensors(file: Path) -> set[str]:
             header: dict[str, Any] = json.loads(stream.read(length))
         header.pop("__metadata__", None)
         end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        types = {name: entry["dtype"] for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, struct.error) as error:
+        table = {name: Entry(str(entry["dtype"]), tuple(map(int, entry["shape"]))) for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, struct.error) as error:
         raise _corrupt(file, f"{type(error).__name__}: {str(error)[:300]}") from error
     if end != size:
         raise _corrupt(file, f"its header describes {end} bytes, the file has {size}")
-    if narrow := sorted(name for name, dtype in types.items() if str(dtype).startswith(_NARROW)):
-        raise InputRefused(
-            "The model's weights are already quantized",
-            where=f"{file}: {narrow[0]}",
-            why=f"its type is {types[narrow[0]]}",
-            do="give the model before quantization",
-        )
-    return set(types)
+    return table
 
 
 def _check_pickle(file: Path) -> None:

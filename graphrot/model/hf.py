@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 from graphrot.errors import EnvironmentProblem, InputRefused
 from graphrot.model.checkpoint import check_weights, index_files, refuse_adapter, weight_files
 from graphrot.model.files import sha256_of
+from graphrot.model.keys import some, unused
+from graphrot.model.tables import Tables, check_sizes, check_tables, rounded, torch_table
 from graphrot.progress import Progress, silent
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_NAMED = 3
-"""Weights that an error names, at most."""
 
 
 def require_torch() -> None:
@@ -56,11 +55,31 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputRefused("config.json does not parse", where=str(file), why=str(error)) from error
-    if not isinstance(config, dict) or not config.get("model_type"):
+    except (ValueError, RecursionError) as error:
+        raise InputRefused(
+            "config.json does not parse", where=str(file), why=str(error), do="download it again"
+        ) from error
+    if not isinstance(config, dict):
+        raise InputRefused(
+            "config.json holds no table of settings",
+            where=str(file),
+            why=f"it is {str(config)[:100]!r}",
+            do="give config.json as transformers writes it",
+        )
+    if not config.get("model_type"):
         raise InputRefused("config.json names no model_type", where=str(file), do="give a transformers model folder")
     architectures = config.get("architectures") or []
+    for key, good, kind in (
+        ("model_type", isinstance(config["model_type"], str), "a text"),
+        ("architectures", _is_texts(architectures), "a list of texts"),
+    ):
+        if not good:
+            raise InputRefused(
+                f"{key} in config.json is not {kind}",
+                where=str(file),
+                why=f"it is {str(config[key])[:100]!r}",
+                do="give config.json as transformers writes it",
+            )
     if not architectures or config.get("is_encoder_decoder"):
         raise InputRefused(
             "The model is not a decoder",
@@ -75,8 +94,23 @@ def read_config(folder: Path) -> dict[str, Any]:
             why="config.json has a quantization_config",
             do="give the model before quantization",
         )
-    check_weights(folder)
+    check_sizes(config, check_weights(folder), file)
     return config
+
+
+def rounding(folder: Path) -> str | None:
+    """What a user has to know of weights that are wider than float32, or None."""
+    return rounded(_tables(folder))
+
+
+def _tables(folder: Path) -> Tables:
+    """The tables of all weight files of a folder that :func:`read_config` let pass."""
+    torchs = [file for file in weight_files(folder) if file.suffix != ".safetensors"]
+    return dict(check_weights(folder)) | {file: torch_table(file) for file in torchs}
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
 
 
 def hash_of(folder: Path) -> str:
@@ -98,8 +132,24 @@ def lacking(model: PreTrainedModel, info: dict[str, Any]) -> str:
     loaded = {id(parameter) for name, parameter in parameters.items() if name not in missing}
     absent = sorted(n for n in missing if n not in parameters or id(parameters[n]) not in loaded)
     absent += sorted(str(entry[0]) for entry in info.get("mismatched_keys") or ())
-    more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
-    return ", ".join(absent[:_NAMED]) + more
+    return some(absent)
+
+
+def unread(model: PreTrainedModel, info: dict[str, Any]) -> str:
+    """The weights of a checkpoint that its model leaves out and should not, in a few words; "" if there are none.
+
+    Args:
+        model: the loaded model.
+        info: as for :func:`lacking`.
+    """
+    return some(
+        unused(
+            info.get("unexpected_keys") or (),
+            modules=(name for name, _ in model.named_modules()),
+            parameters=(name for name, _ in model.named_parameters(remove_duplicate=False)),
+            prefix=model.base_model_prefix,
+        )
+    )
 
 
 def load_decoder(folder: Path) -> PreTrainedModel:
@@ -111,6 +161,9 @@ def load_decoder(folder: Path) -> PreTrainedModel:
     """
     config = read_config(folder)
     require_torch()
+    tables = _tables(folder)
+    check_tables(tables)
+    check_sizes(config, tables, folder / "config.json")
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -148,6 +201,13 @@ def load_decoder(folder: Path) -> PreTrainedModel:
             where=f"{folder}: {missing}",
             why="they would be random numbers",
             do="check that the folder is complete and that config.json belongs to the weights",
+        )
+    if extra := unread(model, loaded[1]):
+        raise InputRefused(
+            "The checkpoint holds weights that its model does not use",
+            where=f"{folder}: {extra}",
+            why="config.json describes a model without them, which would compute something else",
+            do="check that config.json belongs to the weights (number of layers, attention_bias and the like)",
         )
     model.train(False)
     return model

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import onnx_ir as ir
 
 from graphrot.errors import InputRefused
-from graphrot.model.files import sha256_of, tokenizer_folder
+from graphrot.model.files import path_of, sha256_of, tokenizer_folder
 from graphrot.model.finished import exported
 from graphrot.model.hub import fetch, is_hub_id
 from graphrot.model.interface import check_interface
@@ -65,7 +65,7 @@ def load_source(
         return _load_object(spec, workdir)
     if spec == "demo" or spec.startswith("demo:"):
         return _load_demo(spec.removeprefix("demo").removeprefix(":") or None, force_export, progress)
-    path = Path(spec).expanduser()
+    path = path_of(spec)
     if path.is_dir():
         return _load_folder(path, workdir, progress)
     if path.suffix == ".onnx":
@@ -171,7 +171,7 @@ def _load_gguf(path: Path, workdir: Path, progress: Progress) -> Source:
 
 
 def _load_folder(folder: Path, workdir: Path, progress: Progress, *, hub_id: str | None = None) -> Source:
-    from graphrot.model.hf import export_folder, hash_of, read_config
+    from graphrot.model.hf import export_folder, hash_of, read_config, rounding
 
     if (folder / "graphrot.json").is_file():
         raise InputRefused(
@@ -186,7 +186,8 @@ def _load_folder(folder: Path, workdir: Path, progress: Progress, *, hub_id: str
     path = exported(workdir, digest, lambda made: export_folder(folder, made, progress=progress), progress=progress)
     kind: Literal["hf", "hub"] = "hf" if hub_id is None else "hub"
     name = hub_id or folder.resolve().name
-    return Source(ir.load(path), kind, name, digest, tokenizer_folder(folder), path)
+    note = rounding(folder)
+    return Source(ir.load(path), kind, name, digest, tokenizer_folder(folder), path, () if note is None else (note,))
 
 
 def _refuse_onnx_folder(folder: Path) -> None:
@@ -210,6 +211,6 @@ def _refuse_onnx_folder(folder: Path) -> None:
 def _load_demo(given: str | None, force_export: bool, progress: Progress) -> Source:
     from graphrot.model import demo
 
-    folder = demo.demo_folder(given, progress=progress)
+    folder = demo.demo_folder(given and str(path_of(given)), progress=progress)
     path = demo.demo_onnx(folder, force_export=force_export, progress=progress)
     return Source(ir.load(path), "demo", demo.MODEL_NAME, demo.GGUF_SHA256, folder, path)

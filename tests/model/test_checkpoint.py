@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -214,6 +215,160 @@ def test_eight_bit_floats_are_refused(tmp_path: Path) -> None:
     safetensors.torch.save_file(weights, file, {"format": "pt"})
     message = _refused(tmp_path / "hf", tmp_path)
     assert "already quantized" in message and name in message and "F8_E4M3" in message
+
+
+def _rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object], *, torch_file: bool = False) -> None:
+    """Change the tensors of a checkpoint of one file, and make it one of torch's own if wished."""
+    file = folder / "model.safetensors"
+    weights = safetensors.torch.load_file(file)
+    change(weights)
+    if torch_file:
+        file.unlink()
+        torch.save(weights, folder / "pytorch_model.bin")
+    else:
+        safetensors.torch.save_file(weights, file, {"format": "pt"})
+
+
+def _configure(folder: Path, **settings: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | settings), encoding="utf-8")
+
+
+@pytest.mark.parametrize("torch_files", [False, True])
+def test_a_tensor_in_two_shards_is_refused(torch_files: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "hf"
+    _save(folder, torch_files=torch_files)
+    first, *_, last = weight_files(folder)
+    load, save = (torch.load, torch.save) if torch_files else (safetensors.torch.load_file, safetensors.torch.save_file)
+    name, tensor = next(iter(load(first).items()))
+    save({**load(last), name: tensor + 1}, last)
+    message = _refused(folder, tmp_path)
+    assert "stands in two files" in message
+    assert all(word in message for word in (name, str(first), last.name))
+
+
+LAYER = "model.layers.0"
+MORE = {
+    "a layer": "model.layers.1.mlp.up_proj.weight",
+    "a bias": f"{LAYER}.self_attn.q_proj.bias",
+    "a norm": f"{LAYER}.self_attn.q_norm.weight",
+    "a norm of the body": "model.embedding_norm.weight",
+    "a bias of the head": "lm_head.bias",
+    "the body alone": "layers.1.mlp.up_proj.weight",
+}
+
+
+@pytest.mark.parametrize("torch_file", [False, True])
+@pytest.mark.parametrize("name", MORE.values(), ids=MORE)
+def test_weights_that_the_model_would_leave_out_are_refused(name: str, torch_file: bool, tmp_path: Path) -> None:
+    tiny_llama(layers=1).save_pretrained(tmp_path / "hf")
+    _rewrite(tmp_path / "hf", lambda weights: weights.update({name: torch.ones(48)}), torch_file=torch_file)
+    message = _refused(tmp_path / "hf", tmp_path)
+    assert "holds weights that its model does not use" in message and name in message
+
+
+def test_a_config_with_fewer_layers_than_the_weights_is_refused(tmp_path: Path) -> None:
+    tiny_gpt2(layers=2).save_pretrained(tmp_path / "hf")
+    _configure(tmp_path / "hf", n_layer=1)
+    message = _refused(tmp_path / "hf", tmp_path)
+    assert "holds weights that its model does not use" in message and "transformer.h.1." in message
+
+
+def test_buffers_of_old_checkpoints_and_heads_beside_the_decoder_are_left_out(tmp_path: Path) -> None:
+    mask = torch.ones(1, 1, 8, 8, dtype=torch.uint8)
+    old: dict[str, dict[str, torch.Tensor]] = {
+        "llama": {
+            f"{LAYER}.self_attn.rotary_emb.inv_freq": torch.ones(8, dtype=torch.float64),
+            "model.embeddings.position_ids": torch.arange(8),
+            "v_head.summary.weight": torch.ones(1, 48),
+            f"{LAYER}.self_attn.bias": mask,
+        },
+        "gpt2": {
+            "transformer.h.0.attn.bias": mask,
+            "transformer.h.0.attn.masked_bias": torch.tensor(-1e4),
+            "lm_head.weight": torch.empty(0),
+        },
+    }
+    for name, build in (("llama", tiny_llama), ("gpt2", tiny_gpt2)):
+        folder = tmp_path / name
+        build(layers=1).save_pretrained(folder)
+
+        def add(weights: dict[str, torch.Tensor], more: dict[str, torch.Tensor] = old[name]) -> None:
+            if "lm_head.weight" in more:
+                more["lm_head.weight"] = weights["transformer.wte.weight"].clone()
+            weights.update(more)
+
+        _rewrite(folder, add)
+        source = load_source(str(folder), workdir=tmp_path / f"work-{name}")
+        assert source.notes == ()
+
+
+@pytest.mark.parametrize("torch_file", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.uint8, torch.int64, torch.bool])
+def test_integers_are_no_weights(dtype: torch.dtype, torch_file: bool, tmp_path: Path) -> None:
+    tiny_llama(layers=1).save_pretrained(tmp_path / "hf")
+    name = f"{LAYER}.mlp.up_proj.weight"
+    _rewrite(tmp_path / "hf", lambda w: w.update({name: (w[name] * 100).to(dtype)}), torch_file=torch_file)
+    message = _refused(tmp_path / "hf", tmp_path)
+    assert "weights are no floats" in message and name in message
+
+
+@pytest.mark.parametrize("torch_file", [False, True])
+def test_float64_weights_are_rounded_and_it_is_said(torch_file: bool, tmp_path: Path) -> None:
+    model = tiny_llama(layers=1)
+    model.save_pretrained(tmp_path / "hf")
+    name = f"{LAYER}.mlp.up_proj.weight"
+    _rewrite(tmp_path / "hf", lambda w: w.update({name: w[name].double()}), torch_file=torch_file)
+    source = load_source(str(tmp_path / "hf"), workdir=tmp_path / "work")
+    assert source.notes == ("1 tensors of the source are float64; they were rounded to float32",)
+    ids = torch.arange(1, 13)[None]
+    with torch.no_grad():
+        expected = model(ids).logits.numpy()
+    logits, _ = open_decoder(source.path).run(ids.numpy())
+    assert np.abs(logits - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"architectures": [1]}, "architectures in config.json is not a list of texts"),
+        ({"architectures": "LlamaForCausalLM"}, "it is 'LlamaForCausalLM'"),
+        ({"architectures": {"LlamaForCausalLM": 1}}, "architectures in config.json is not a list of texts"),
+        ({"model_type": ["llama"]}, "model_type in config.json is not a text"),
+        ({"model_type": 3}, "model_type in config.json is not a text"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ({"num_hidden_layers": 10**400}, "num_hidden_layers"),
+        ({"num_hidden_layers": float("nan")}, "num_hidden_layers"),
+        ({"vocab_size": 10**12}, "vocab_size"),
+        ({"intermediate_size": 10**10}, "intermediate_size"),
+    ],
+)
+@pytest.mark.parametrize("torch_file", [False, True])
+def test_a_config_with_odd_values_is_refused(
+    settings: dict[str, object], words: str, torch_file: bool, tmp_path: Path
+) -> None:
+    tiny_llama(layers=1).save_pretrained(tmp_path / "hf")
+    _rewrite(tmp_path / "hf", lambda weights: None, torch_file=torch_file)
+    _configure(tmp_path / "hf", **settings)
+    message = _refused(tmp_path / "hf", tmp_path)
+    assert words in message and "config.json" in message and "transformers cannot load" not in message
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[]", "3", "null", '"llama"'])
+def test_a_config_that_is_no_table_is_refused(text: str, tmp_path: Path) -> None:
+    tiny_llama(layers=1).save_pretrained(tmp_path / "hf")
+    (tmp_path / "hf" / "config.json").write_text(text, encoding="utf-8")
+    words = "does not parse" if len(text) > 1000 else "holds no table of settings"
+    assert words in _refused(tmp_path / "hf", tmp_path)
+
+
+def test_deep_nesting_in_headers_and_indexes_is_refused(tmp_path: Path) -> None:
+    _save(tmp_path / "hf")
+    file = weight_files(tmp_path / "hf")[0]
+    file.write_bytes(struct.pack("<Q", 100_000) + b"[" * 100_000)
+    assert "The model's weights are corrupt" in _refused(tmp_path / "hf", tmp_path)
+    (tmp_path / "hf" / INDEX).write_text("[" * 100_000, encoding="utf-8")
+    assert "The index of the weights is not usable" in _refused(tmp_path / "hf", tmp_path)
 
 
 def test_an_adapter_is_told_from_a_model(tmp_path: Path) -> None:
