@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import io
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,7 @@ import numpy as np
 
 from graphrot.errors import EnvironmentProblem, InputRefused
 from graphrot.model.hf import lacking, quiet_loading, require_torch
+from graphrot.model.keys import some
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -128,6 +131,13 @@ def load_gguf(path: Path) -> PreTrainedModel:
             why="they would be random numbers",
             do="give the model as a Hugging Face folder, or convert it to GGUF again",
         )
+    if dropped := _dropped(model, header):
+        raise InputRefused(
+            "The GGUF file holds weights that its model does not use",
+            where=f"{path}: {some(dropped)}",
+            why="transformers leaves them out, and the converted model would compute something else",
+            do="give the model as a Hugging Face folder",
+        )
     if header.scaling is not None and _unscaled(model):
         raise InputRefused(
             "The GGUF file stretches rotary positions, and transformers does not read how",
@@ -199,6 +209,22 @@ def _corrupt(path: Path, why: str) -> InputRefused:
     return InputRefused(
         "The file is not a usable GGUF model", where=str(path), why=why, do="check the download, or convert it again"
     )
+
+
+def _dropped(model: PreTrainedModel, header: Header) -> list[str]:
+    """Weights of layers that the model does not have, and biases that its linears and norms do not have."""
+    ggufs: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+    processor = ggufs.TENSOR_PROCESSORS.get(header.architecture, ggufs.TensorProcessor)(config={})
+    read = set(ggufs.get_gguf_hf_weights_map(model, processor))
+    layers = getattr(model.config, "num_hidden_layers", None)
+    found = []
+    for name in header.tensors:
+        layer = re.match(r"blk\.(\d+)\.", name)
+        beyond = layer is not None and layers is not None and int(layer[1]) >= layers
+        stem, _, kind = name.rpartition(".")
+        if beyond or (kind == "bias" and name not in read and f"{stem}.weight" in read):
+            found.append(name)
+    return sorted(found)
 
 
 def _unscaled(model: PreTrainedModel) -> bool:

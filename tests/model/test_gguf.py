@@ -128,6 +128,13 @@ def test_missing_tensors_are_refused_and_not_made_up(tmp_path: Path) -> None:
     assert "lacks weights of its model" in message and "mlp.up_proj.weight" in message
 
 
+@pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "blk.0.attn_norm.bias", "blk.1.ffn_up.weight"])
+def test_weights_that_the_model_would_leave_out_are_refused(name: str, tmp_path: Path) -> None:
+    write_gguf(tiny_llama(layers=1), tmp_path / "a.gguf", extra={name: np.ones(48, np.float32)}, tokenizer=False)
+    message = _refused(tmp_path / "a.gguf", tmp_path)
+    assert "holds weights that its model does not use" in message and name in message
+
+
 def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
     write_gguf(tiny_llama(layers=1), tmp_path / "a.gguf", architecture="nobody")
     assert "architecture 'nobody'" in _refused(tmp_path / "a.gguf", tmp_path)
