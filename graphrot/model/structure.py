@@ -14,6 +14,7 @@ import onnx
 import onnx.defs
 
 from graphrot.errors import InputRefused
+from graphrot.model.extents import DEEPEST, check_extents
 
 OLDEST_OPSET = 7
 """ONNX Runtime runs no older models."""
@@ -39,7 +40,8 @@ def check_structure(proto: onnx.ModelProto, where: str) -> None:
 
     Raises:
         InputRefused: no operators, an opset or IR version out of range, a name made twice or never, nodes in
-            a circle or out of order, functions that call themselves, an operator that nobody defines.
+            a circle or out of order, functions that call themselves, sparse initializers, sizes without bounds,
+            an operator that nobody defines.
     """
     if (text := _not_text(proto)) is not None:
         raise _refuse(f"a text in it is not UTF-8: {text!r}", where)
@@ -56,6 +58,7 @@ def check_structure(proto: onnx.ModelProto, where: str) -> None:
         scope.check(function.input, (), function.output, frozenset())
     graph = proto.graph
     _check_declared(graph, where)
+    check_extents(proto, functions, where)
     _Scope(graph.node, where, functions).check(
         [value.name for value in graph.input], _initializers(graph), [value.name for value in graph.output], frozenset()
     )
@@ -110,6 +113,13 @@ def _check_versions(proto: onnx.ModelProto, where: str) -> None:
 
 
 def _check_declared(graph: onnx.GraphProto, where: str) -> None:
+    for tensor in graph.sparse_initializer:
+        raise InputRefused(
+            "The model holds a sparse initializer",
+            where=f"{where}: tensor {tensor.values.name!r}",
+            why="sparse weights are neither rotated nor kept",
+            do="export the model with dense weights",
+        )
     known = set(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEFINED}
     for value in (*graph.input, *graph.output, *graph.value_info):
         if value.type.HasField("tensor_type") and value.type.tensor_type.elem_type not in known:
@@ -254,6 +264,8 @@ def _check_calls(functions: dict[tuple[str, str], onnx.FunctionProto], where: st
     done: set[tuple[str, str]] = set()
 
     def visit(name: tuple[str, str], above: tuple[tuple[str, str], ...]) -> None:
+        if len(above) > DEEPEST:
+            raise _refuse(f"more than {DEEPEST} of its functions call each other in a row", where)
         if name in above:
             raise _refuse(f"its function {name[1]!r} calls itself", where)
         if name in done or name not in functions:

@@ -121,7 +121,10 @@ def place_of(location: str, path: Path) -> Path | None:
     folder = path.absolute().parent
     if Path(location).is_absolute() or ".." in Path(location).parts:
         return None
-    file = (folder / location).resolve()
+    try:
+        file = (folder / location).resolve()
+    except (OSError, RuntimeError):  # a circle of links
+        return None
     if any(file.is_relative_to(allowed) for allowed in (folder.resolve(), path.resolve().parent)):
         return file
     return None
@@ -243,6 +246,13 @@ def _check_file(location: str, size: int, path: Path) -> None:
         )
     if not file.is_file():
         raise _missing(location, path)
+    if file.samefile(path):
+        raise InputRefused(
+            "The model's external data is the model file itself",
+            where=f"{path}: {location!r}",
+            why="the bytes of a graph are no weights",
+            do="export the model again, or check the download",
+        )
     there = file.stat().st_size
     if there < size:
         raise InputRefused(
