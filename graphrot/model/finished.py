@@ -37,8 +37,7 @@ def exported(workdir: Path, sha256: str, make: Callable[[Path], None], *, progre
     if _is_whole(marker, folder, key):
         progress("resuming: the export is done", 1, 1)
         return folder / _NAME
-    marker.unlink(missing_ok=True)
-    for old in (folder, making):
+    for old in (marker, folder, making):
         remove_tree(old)
     making.mkdir(parents=True)
     make(making / _NAME)

@@ -13,9 +13,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
+import stat
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +30,7 @@ from graphrot.work.lock import Busy, Lock
 
 SUFFIX = ".graphrot-work"
 _LOCK = "lock"
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def work_path(target: Path) -> Path:
@@ -59,7 +63,8 @@ class WorkFolder:
         resume: go on with what an earlier run left, and leave something to the next.
 
     Raises:
-        UsageError: another run that is alive writes this output.
+        UsageError: another run that is alive writes this output, or what lies in the folder's place was not made by
+            this user's runs.
         EnvironmentProblem: the folder cannot be made.
     """
 
@@ -71,13 +76,17 @@ class WorkFolder:
         self.export = self.path / "export"
         self.groups = self.path / "groups"
         self.save = self.path / "save"
+        self.kept: tuple[Path, ...] = ()
+        """What no clearing up may remove."""
         self._lock: Lock | None = None
         self._begun = False
 
     def __enter__(self) -> Self:
         try:
             while self._lock is None:
-                self.path.mkdir(exist_ok=True)
+                with contextlib.suppress(FileExistsError):
+                    self.path.mkdir()
+                self._refuse_others()
                 with contextlib.suppress(FileNotFoundError):  # its last user has just removed it
                     self._lock = Lock(self.path / _LOCK)
         except Busy as busy:
@@ -99,23 +108,48 @@ class WorkFolder:
             ) from error
         return self
 
+    def _refuse_others(self) -> None:
+        """Refuse a folder, a lock or files on their way that are links, something else, or another user's."""
+        for path, is_right in ((self.path, stat.S_ISDIR), (self.path / _LOCK, stat.S_ISREG), (self.save, stat.S_ISDIR)):
+            try:
+                found = path.lstat()
+            except FileNotFoundError:
+                continue
+            why = None
+            if stat.S_ISLNK(found.st_mode):
+                why = "it is a link, and what it leads to would be emptied"
+            elif not is_right(found.st_mode):
+                why = f"it is not a {'folder' if is_right is stat.S_ISDIR else 'file'}"
+            elif sys.platform != "win32" and found.st_uid != os.geteuid():
+                why = "it belongs to another user"
+            if why is not None:
+                raise UsageError(
+                    "What lies where the work is done was not made by a run of yours",
+                    where=str(path),
+                    why=why,
+                    do="look at it and remove it yourself, or give another name for the output",
+                )
+
     def begin(self) -> None:
         """Make room for a run: scratch files go, and without ``resume`` the rest as well."""
         self._begun = True
-        self.clear(keep=(self.export, self.groups) if self.resume else ())
+        kept = (self.export, self.groups) if self.resume else ()
+        self.clear(keep=[path for path in kept if path.is_dir() and not path.is_symlink()])
         for path in (self.scratch, self.export, self.groups, self.save):
             path.mkdir(exist_ok=True)
 
     def clear(self, *, keep: Sequence[Path] = ()) -> None:
-        """Remove everything in the folder but the lock and ``keep``."""
+        """Remove everything in the folder but the lock, ``keep`` and :attr:`kept`."""
         for path in self.path.iterdir():
-            if path.name != _LOCK and path not in keep:
+            if path.name != _LOCK and path not in keep and path not in self.kept:
                 remove_tree(path)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._lock is not None
+        if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:  # of an open file
+            error.filename = str(self.path)
         with Undisturbed():
             if self._begun:
                 goes_on = kind is not None and self.resume
