@@ -1,7 +1,7 @@
 """Solved groups of linears in files, so that an interrupted run of GPTQ goes on where it stopped.
 
 One group is two files: ``0007.bin``, the arrays one after the other, and ``0007.json``, written last, which says
-what they are and what their hash is. ``job.json`` says what all of them were solved for.
+what they are, and what the hash of all this is. ``job.json`` says what all of them were solved for.
 """
 
 from __future__ import annotations
@@ -71,6 +71,9 @@ class SolvedGroups:
         digest = hashlib.sha256()
         entries: list[dict[str, Any]] = []
         offset = 0
+        for path in (binary, self._path(position, "json")):
+            if path.is_dir() or path.is_symlink():
+                remove_tree(path)
         with binary.open("wb") as stream:
             for linear, tensor in zip(group.linears, tensors, strict=True):
                 entries.append({"node": linear.node, "shape": tensor.codes.shape, "at": offset, "error": tensor.error})
@@ -79,7 +82,8 @@ class SolvedGroups:
                     stream.write(data)
                     digest.update(data)
                     offset += len(data)
-        content = {"tensors": entries, "bytes": offset, "sha256": digest.hexdigest()}
+        digest.update(_plain(entries))
+        content = {"tensors": entries, "sha256": digest.hexdigest()}
         write_atomic(self._path(position, "json"), json.dumps(content).encode())
         return [self._mapped(tensor, binary, entry["at"]) for tensor, entry in zip(tensors, entries, strict=True)]
 
@@ -96,13 +100,15 @@ class SolvedGroups:
     def _load(self, position: int, group: LinearGroup, grid: WeightGrid) -> tuple[QuantizedTensor, ...] | None:
         content = _read(self._path(position, "json"))
         binary = self._path(position, "bin")
-        if content is None or not binary.is_file() or binary.stat().st_size != content["bytes"]:
+        if content is None or not binary.is_file() or content.keys() != {"tensors", "sha256"}:
+            return None
+        data = binary.read_bytes()
+        digest = hashlib.sha256(data)
+        digest.update(_plain(content["tensors"]))
+        if digest.hexdigest() != content["sha256"]:
             return None
         shapes = [(linear.node, [linear.out_features, linear.in_features]) for linear in group.linears]
         if [(entry["node"], entry["shape"]) for entry in content["tensors"]] != shapes:
-            return None
-        data = binary.read_bytes()
-        if hashlib.sha256(data).hexdigest() != content["sha256"]:
             return None
         tensors = []
         for entry in content["tensors"]:
@@ -118,6 +124,11 @@ class SolvedGroups:
                 self._mapped(QuantizedTensor(codes, scales, zeros, grid, entry["error"]), binary, entry["at"])
             )
         return tuple(tensors)
+
+
+def _plain(entries: Any) -> bytes:
+    """Entries of a record as they are hashed: the same before they are written and after they are read."""
+    return json.dumps(entries, sort_keys=True).encode()
 
 
 def _read(file: Path) -> dict[str, Any] | None:

@@ -156,7 +156,9 @@ def test_another_job_starts_afresh_and_says_so(
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
-@pytest.mark.parametrize("damage", ["flipped", "cut", "gone", "no json", "not json"])
+@pytest.mark.parametrize(
+    "damage", ["flipped", "cut", "gone", "no json", "not json", "empty json", "list", "offset", "error", "folders"]
+)
 def test_damaged_groups_are_solved_again(
     source: Path, options: dict[str, Any], whole: dict[str, bytes], tmp_path: Path, solved: list[int], damage: str
 ) -> None:
@@ -171,6 +173,16 @@ def test_damaged_groups_are_solved_again(
         binary.write_bytes(binary.read_bytes()[:-1])
     elif damage == "not json":
         words.write_text('{"tensors": [')
+    elif damage in ("empty json", "list"):
+        words.write_text("{}" if damage == "empty json" else "[]")
+    elif damage in ("offset", "error"):
+        record = json.loads(words.read_text())
+        record["tensors"][0]["at" if damage == "offset" else "error"] = 7
+        words.write_text(json.dumps(record))
+    elif damage == "folders":
+        for file in (binary, words):
+            file.unlink()
+            (file / "deep").mkdir(parents=True)
     else:
         (binary if damage == "gone" else words).unlink()
     solved.clear()
