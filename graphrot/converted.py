@@ -65,7 +65,7 @@ class Converted:
         else:
             saved = save_directory(self.model, content, self.tokenizer_dir, held.target, held=held, plan=plan)
         sizes = self.report.sizes.model_copy(update={"model_bytes": saved.model_bytes})
-        self.report = self.report.model_copy(update={"sizes": sizes})
+        self.report = self.report.model_copy(update={"sizes": sizes, "tokenizer_files": saved.tokenizer_files})
         return saved.path
 
     def to_proto(self) -> onnx.ModelProto:

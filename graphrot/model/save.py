@@ -4,28 +4,31 @@ Folder form: ``model.onnx``, ``model.onnx.data``, ``graphrot.json``, ``plan.json
 files. File form: ``X.onnx``, ``X.onnx.data``, ``X.graphrot.json``, ``X.plan.json``.
 Weights are streamed tensor by tensor from where they are mapped; nothing holds the whole model.
 
-What is replaced: nothing unasked. With ``force``, the four files of the file form, or the files of a
-folder that an earlier conversion wrote and that holds nothing else. Never a file that the conversion reads.
+What is replaced: nothing unasked. With ``force``, the four files of the file form if an earlier conversion wrote
+them, or the files of a folder that one wrote and that holds nothing else. Never a file that the conversion reads.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
 from graphrot.errors import CheckFailed, EnvironmentProblem, InputRefused, UsageError
-from graphrot.model.files import TOKENIZER_FILES, tokenizer_files
-from graphrot.model.install import install, repair
+from graphrot.model.files import TOKENIZER_FILES, sha256_of, tokenizer_files
+from graphrot.model.install import install, repair, unfinished, untouched
 from graphrot.model.onnxfile import open_onnx
+from graphrot.model.ours import changed_files, is_marked, read_manifest
 from graphrot.work.files import sync
-from graphrot.work.folder import WorkFolder, work_path
+from graphrot.work.folder import SUFFIX, WorkFolder, work_path
 
 MODEL = "model.onnx"
 DATA = ".data"
@@ -38,10 +41,11 @@ _OWN = frozenset({MODEL, MODEL + DATA, MANIFEST, PLAN, *TOKENIZER_FILES})
 
 @dataclass(frozen=True)
 class Saved:
-    """What was written: the .onnx file, and the bytes of the graph and its weights together."""
+    """What was written: the .onnx file, the bytes of the graph and its weights together, hashes of copied files."""
 
     path: Path
     model_bytes: int
+    tokenizer_files: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -67,25 +71,38 @@ def claim(target: Path, *, force: bool = False, sources: Iterable[Path] = (), re
         force: replace what an earlier conversion wrote there.
         sources: the files that the model is made from; see :func:`refuse_target`.
         resume: keep what an earlier run can be gone on with, and leave it behind after an error. A run that was
-            killed when its output had just got to its place is gone on with, too: it may be replaced.
+            killed when its output had just got to its place is gone on with, too: it may be replaced, if
+            nobody has touched it since.
 
     Raises:
-        UsageError: the output may not be replaced, its parent does not exist, or another run writes it. Nothing
-            was written.
-        EnvironmentProblem: the work folder cannot be made.
+        UsageError: the output may not be replaced, its parent does not exist, another run writes it, or what a
+            killed run left cannot be mended without losing a file. Nothing was written.
+        EnvironmentProblem: the work folder cannot be made, or what a killed run left cannot be mended.
     """
     target = named(target)
     read = tuple(sources) if _taken(target) or work_path(target).is_dir() else ()
     if not work_path(target).is_dir():
         refuse_target(target, force=force, sources=read)
     with WorkFolder(target, resume=resume) as work:
-        installed = repair(work.save)
+        try:
+            installed = repair(work.save)
+        except OSError as error:
+            raise EnvironmentProblem(
+                "What an interrupted run left could not be put in order",
+                where=str(error.filename or work.save),
+                why=error.strerror or str(error),
+                do=f"check permissions and space; files of the earlier output may be kept in {work.save}",
+            ) from error
+        ours = installed and resume and untouched(work.save)
         if installed and not resume:
             work.clear()
-        held = Claim(target, work, force or (installed and resume), read)
+        held = Claim(target, work, force or ours, read)
         held.check()
         work.begin()
-        yield held
+        try:
+            yield held
+        finally:
+            work.kept = (work.save,) if unfinished(work.save) else ()
 
 
 def save_directory(
@@ -123,16 +140,18 @@ def save_directory(
         made.mkdir()
         size = save_model(model, made / MODEL)
         check_written(made / MODEL)
-        _write_texts(made, _texts(manifest, size, plan))
         for file in tokenizer_files(tokenizer_dir) if tokenizer_dir is not None else []:
             shutil.copyfile(file, made / file.name)
+        copied = {file.name: sha256_of([file]) for file in tokenizer_files(made)}
+        _write_texts(made, _texts({**manifest, "tokenizer_files": copied} if copied else manifest, size, plan))
         _sync(made)
         if target.is_dir():
-            old = [target / name for name in sorted(_OWN, key=_model_first) if _exists(target / name)]
+            names = _OWN - changed_files(target, TOKENIZER_FILES)
+            old = [target / name for name in sorted(names, key=_model_first) if _exists(target / name)]
             install(_model_last(made, MODEL, target), area, remove=old)
         else:
             install([(made, target)], area)
-    return Saved(target / MODEL, size)
+    return Saved(target / MODEL, size, copied)
 
 
 def save_file(
@@ -182,8 +201,29 @@ def check_written(path: Path) -> None:
 
 
 def named(target: Path) -> Path:
-    """The target with a last part that is a name: ``.`` and ``..`` become the folders that they mean."""
-    return target.resolve() if target.name in ("", "..") else target
+    """The target without ``..``, and with a last part that is a name: ``.`` becomes the folder that it means.
+
+    Raises:
+        UsageError: the name is too long for the disk, for the output itself or for what is written beside it.
+    """
+    if target.name in ("", ".."):
+        target = target.resolve()
+    elif ".." in target.parts:
+        target = target.parent.resolve() / target.name
+    work = f".{target.name}{SUFFIX}"
+    longest = max(work, f"{target.stem}.{MANIFEST}", target.name + DATA, key=lambda name: len(os.fsencode(name)))
+    for path in (target.with_name(longest), target.with_name(work) / "save" / "replaced" / longest):
+        try:
+            path.lstat()
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise UsageError(
+                    "The output's name is too long",
+                    where=str(target),
+                    why=f"files with longer names are written beside it, as {longest}",
+                    do="give a shorter name",
+                ) from error
+    return target
 
 
 def refuse_target(target: Path, *, force: bool = False, sources: Iterable[Path] = ()) -> None:
@@ -221,6 +261,13 @@ def refuse_target(target: Path, *, force: bool = False, sources: Iterable[Path] 
         )
     if taken and target.suffix != ".onnx":
         _refuse_foreign(target)
+    elif taken and read_manifest(target.with_name(f"{target.stem}.{MANIFEST}")) is None and not is_marked(target):
+        raise UsageError(
+            "The output exists and was not written by graphrot",
+            where=", ".join(map(str, taken)),
+            why=f"no {target.stem}.{MANIFEST} of a conversion lies beside it, and the model does not carry its mark",
+            do="give another name, or remove it yourself",
+        )
 
 
 def _taken(target: Path) -> list[Path]:
@@ -240,19 +287,20 @@ def _taken(target: Path) -> list[Path]:
 
 def _refuse_foreign(folder: Path) -> None:
     """Refuse to replace what graphrot did not write."""
-    if not (folder.is_dir() and (folder / MANIFEST).is_file()):
+    if not (folder.is_dir() and (read_manifest(folder / MANIFEST) is not None or is_marked(folder / MODEL))):
         raise UsageError(
             "The output exists and was not written by graphrot",
             where=str(folder),
-            why=f"it holds no {MANIFEST}, and replacing it would delete what it holds",
+            why=f"it holds no {MANIFEST} of a conversion, and replacing it would delete what it holds",
             do="give another name, or remove it yourself",
         )
     files = [file for file in folder.iterdir() if file.name != work_path(folder).name]
-    others = sorted(file.name for file in files if file.name not in _OWN or file.is_dir())
+    changed = changed_files(folder, TOKENIZER_FILES)
+    others = sorted(file.name for file in files if file.name not in _OWN or file.name in changed or file.is_dir())
     if others:
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
         raise UsageError(
-            "The output folder holds files that graphrot did not write",
+            "The output folder holds files that graphrot did not write, or that were changed since",
             where=f"{folder}: {', '.join(others[:5])}{more}",
             why="a folder is replaced as a whole, or not at all",
             do="give another name, or move these files away",

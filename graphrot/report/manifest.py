@@ -125,7 +125,10 @@ class CachePart(_Part):
 
 
 class Manifest(_Part):
-    """The content of ``graphrot.json``."""
+    """The content of ``graphrot.json``.
+
+    ``tokenizer_files`` are those that were copied into the output folder, with their sha256.
+    """
 
     graphrot_version: str
     source: SourcePart
@@ -138,6 +141,7 @@ class Manifest(_Part):
     cache: CachePart
     seconds: dict[str, float]
     versions: dict[str, str]
+    tokenizer_files: dict[str, str] = {}
 
     @classmethod
     def read(cls, path: Path) -> Manifest:

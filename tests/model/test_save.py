@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -48,9 +49,10 @@ def test_folder_form(model: ir.Model, words: Path, tmp_path: Path) -> None:
     assert set(_content(target)) == {"model.onnx", "model.onnx.data", "graphrot.json", "plan.json", *tokenizer}
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     size = sum((target / name).stat().st_size for name in ("model.onnx", "model.onnx.data"))
-    assert saved == save.Saved(target / "model.onnx", size)
+    hashes = {name: hashlib.sha256((target / name).read_bytes()).hexdigest() for name in tokenizer}
+    assert saved == save.Saved(target / "model.onnx", size, hashes)
     manifest = json.loads((target / "graphrot.json").read_text(encoding="utf-8"))
-    assert manifest == {"a": 1, "sizes": {"source_bytes": 7, "model_bytes": size}}
+    assert manifest == {"a": 1, "sizes": {"source_bytes": 7, "model_bytes": size}, "tokenizer_files": hashes}
     onnx.checker.check_model(str(target / "model.onnx"), full_check=True)
     before = _numbers(tiny_onnx("llama_tied"))
     after = _numbers(target / "model.onnx")
@@ -175,6 +177,87 @@ def test_a_folder_with_other_files_is_not_replaced(model: ir.Model, tmp_path: Pa
         save_directory(model, {}, None, target, force=True)
     assert mine.split("/")[0] in str(caught.value)
     assert _content(tmp_path) == before
+
+
+@pytest.mark.parametrize("change", ["added", "changed", "linked"])
+def test_a_users_tokenizer_in_the_folder_is_not_replaced(
+    model: ir.Model, words: Path, tmp_path: Path, change: str
+) -> None:
+    target = tmp_path / "out"
+    save_directory(model, {}, words, target)
+    name = "vocab.txt" if change == "added" else "tokenizer_config.json"
+    if change == "linked":
+        (target / name).rename(tmp_path / "mine")
+        (target / name).symlink_to(tmp_path / "mine")
+    else:
+        (target / name).write_bytes(b"mine")
+    before = _content(tmp_path)
+    for folder in (words, None):
+        with pytest.raises(UsageError, match="did not write, or that were changed since") as caught:
+            save_directory(model, {}, folder, target, force=True)
+        assert f"{target}: {name}" in str(caught.value)
+        assert _content(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "m.onnx.data", "m.graphrot.json", "m.plan.json"])
+@pytest.mark.parametrize("content", ["model", "words", "{}", "[[["])
+def test_foreign_files_are_not_replaced_even_by_force(model: ir.Model, tmp_path: Path, name: str, content: str) -> None:
+    """A model of somebody else is one, too; and a manifest has to be a manifest."""
+    if content == "model":
+        save.save_model(model, tmp_path / name)
+    else:
+        (tmp_path / name).write_text(content)
+    before = _content(tmp_path)
+    with pytest.raises(UsageError, match="was not written by graphrot") as caught:
+        save_file(model, {}, tmp_path / "m.onnx", force=True)
+    assert name in str(caught.value) and "remove it yourself" in str(caught.value)
+    assert _content(tmp_path) == before
+
+
+@pytest.mark.parametrize("left", ["m.graphrot.json", "m.onnx"])
+def test_what_is_left_of_an_earlier_conversion_is_replaced(model: ir.Model, tmp_path: Path, left: str) -> None:
+    """The manifest tells it, or the model's mark, wherever in its metadata that is."""
+    model.metadata_props.update({"another": "x" * 300, "graphrot.version": "9", "graphrot.plan": ""})
+    save_file(model, {}, tmp_path / "m.onnx", plan="[]")
+    for path in tmp_path.iterdir():
+        if path.name not in (left, "m.plan.json"):
+            path.unlink()
+    save_file(model, {}, tmp_path / "m.onnx", force=True)
+    assert set(_content(tmp_path)) == {"m.onnx", "m.onnx.data", "m.graphrot.json"}
+
+
+@pytest.mark.parametrize(("form", "length"), [("", 241), ("", 255), ("", 300), (".onnx", 241), (".onnx", 255)])
+def test_too_long_a_name_is_refused(model: ir.Model, tmp_path: Path, form: str, length: int) -> None:
+    name = "n" * (length - len(form)) + form
+    with pytest.raises(UsageError, match="The output's name is too long"), save.claim(tmp_path / name):
+        pass
+    with pytest.raises(UsageError, match="The output's name is too long"):
+        refuse_target(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("form", ["", ".onnx"])
+def test_the_longest_name(model: ir.Model, words: Path, tmp_path: Path, form: str) -> None:
+    target = tmp_path / ("n" * (240 - len(form)) + form)
+    for force in (False, True):
+        if form:
+            save_file(model, {}, target, force=force, plan="[]")
+        else:
+            save_directory(model, {}, words, target, force=force, plan="[]")
+    assert target.exists()
+
+
+@pytest.mark.parametrize("form", ["", ".onnx"])
+def test_dots_behind_a_folder_that_is_not_there(
+    model: ir.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for force in (False, True):
+        if form:
+            save_file(model, {}, Path("absent/../x.onnx"), force=force)
+        else:
+            save_directory(model, {}, None, Path("absent/../x"), force=force)
+    assert (tmp_path / f"x{form}").exists() and not (tmp_path / "absent").exists()
 
 
 def test_nothing_of_the_earlier_conversion_stays(model: ir.Model, words: Path, tmp_path: Path) -> None:
