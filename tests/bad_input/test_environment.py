@@ -124,3 +124,9 @@ def test_versions_that_are_supported(version: str, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(onnxruntime, "__version__", version)
     assert runtime() is onnxruntime
+
+
+def test_an_empty_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuse: Refuse) -> None:
+    monkeypatch.chdir(tmp_path)
+    refuse(2, ["convert", "", "-o", "x"], "The source's name is empty", "SOURCE")
+    assert list(tmp_path.iterdir()) == []
