@@ -194,6 +194,7 @@ Status* GRAPHROT_ORT_CALL infer_shape(const ort::CustomOp* op, ort::ShapeInferCo
     const ort::TensorInfo* shape = info;
     std::size_t rank = 0;
     ort::check(api, api.call<ort::slot::GetDimensionsCount>(shape, &rank));
+    if (rank == 0) return;  // not even the rank is known: a scalar is no input of this operator
     std::vector<std::int64_t> sizes(rank);
     std::vector<const char*> names(rank);
     ort::check(api, api.call<ort::slot::GetDimensions>(shape, sizes.data(), rank));

@@ -109,7 +109,10 @@ def test_a_folder_without_tokenizer(
         folder.mkdir()
     if name == "other format":
         (folder / "tokenizer.model").write_bytes(b"sentencepiece")
-    refuse(3, with_tokenizer(folder)[number], "There is no tokenizer.json", str(folder), "save_pretrained")
+    if name == "nowhere":
+        refuse(3, with_tokenizer(folder)[number], "There is no such folder", str(folder), "tokenizer.json")
+    else:
+        refuse(3, with_tokenizer(folder)[number], "There is no tokenizer.json", str(folder), "save_pretrained")
 
 
 @pytest.mark.parametrize("number", range(5))

@@ -53,11 +53,12 @@ def test_calibration_windows_are_no_longer_than_the_model_takes() -> None:
     assert [feed["input_ids"].shape for feed in feeds] == [(1, POSITIONS)] * 4
 
 
-def test_a_model_of_few_positions_is_converted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("solver", ["clip", "gptq"])
+def test_a_model_of_few_positions_is_converted(solver: str, tmp_path: Path) -> None:
     folder = tmp_path / "source"
     shutil.copytree(tiny_onnx("gpt2").parent, folder)
     write_tokenizer(folder)
-    done = convert(folder / "model.onnx", output=tmp_path / "out", solver="clip")
+    done = convert(folder / "model.onnx", output=tmp_path / "out", solver=solver)
     assert done.certificate is not None and done.certificate.relative <= done.certificate.tolerance
     assert any(f"at most {POSITIONS} tokens" in note for note in done.notes)
     text = tmp_path / "text"

@@ -301,3 +301,31 @@ def test_reference_refuses_sizes_that_do_not_fit() -> None:
         hadamard_transform(np.ones(18), size=18, factor=np.eye(3) * 3**0.5, scale=1.0)
     with pytest.raises(UsageError, match="size 12 cannot act"):
         hadamard_transform(np.ones((2, 13)), size=12, factor=FACTOR, scale=1.0)
+
+
+@pytest.mark.parametrize("library", [True, False])
+def test_an_input_of_unknown_rank(library: bool) -> None:
+    """The shape inference of the runtime knows nothing of ``r``; that is no scalar."""
+    node = ir.serde.serialize_node(hadamard_node(ir.Value(name="r"), reference(20), "h"))
+    built = ir.to_proto(model(reference(20)))
+    del built.graph.node[:], built.graph.input[:], built.graph.output[:]
+    built.graph.node.extend(
+        [
+            onnx.helper.make_node("Concat", ["u", "v", "width"], ["shape"], axis=0),
+            onnx.helper.make_node("Reshape", ["x", "shape"], ["r"]),
+            node,
+            onnx.helper.make_node("Reshape", ["h", "rows"], ["y"]),
+        ]
+    )
+    built.graph.input.extend(
+        onnx.helper.make_tensor_value_info(name, kind, [f"{name}{axis}" for axis in range(rank)])
+        for name, kind, rank in (("x", onnx.TensorProto.FLOAT, 2), ("u", onnx.TensorProto.INT64, 1))
+    )
+    built.graph.input.append(onnx.helper.make_tensor_value_info("v", onnx.TensorProto.INT64, ["v0"]))
+    built.graph.output.append(onnx.ValueInfoProto(name="y"))
+    built.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.array(numbers), name) for name, numbers in (("width", [20]), ("rows", [-1, 20]))
+    )
+    x = np.random.default_rng(0).standard_normal((6, 20), np.float32)
+    (y,) = session(built, library=library).run(None, {"x": x, "u": np.array([2]), "v": np.array([3])})
+    np.testing.assert_allclose(y, run(session(model(reference(20)), library=False), x[None])[0], atol=4e-6)
