@@ -83,7 +83,7 @@ def convert(
     from graphrot.texts import look_ahead
     from graphrot.threads import steady_blas
 
-    if source == "":
+    if isinstance(source, str) and not source:
         raise UsageError("The source's name is empty", where="SOURCE", do="name a folder, a file, a hub id, or demo")
     wanted = resolve_recipe(recipe, **overrides)
     replayed = None if plan is None else load_plan(Path(plan))
