@@ -46,6 +46,7 @@ STANDARD: Mapping[str, Handler] = {
     "ReduceSum": arithmetic.reduce,
     "ReduceL2": arithmetic.reduce,
     "ReduceSumSquare": arithmetic.reduce,
+    "Conv": products.conv,
     "LayerNormalization": norms.norm,
     "RMSNormalization": norms.norm,
     "SimplifiedLayerNormalization": norms.norm,
@@ -131,7 +132,10 @@ class Provenance:
     def _visit(self, index: int, node: ir.Node) -> list[ir.Value]:
         """Visit a node; returns the outputs whose labels are not what they were."""
         scope, graph = self.scope, self.graph
-        if is_shape_op(node) or all(scope.trusted(o) for o in node.outputs):
+        if is_shape_op(node) or (
+            all(scope.trusted(o) and o not in scope.followed for o in node.outputs)
+            and all(i is None or i not in scope.followed for i in node.inputs)
+        ):
             return []
         visit = Visit(graph, node, index)
         handler = handler_of(node)

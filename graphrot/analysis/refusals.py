@@ -90,6 +90,8 @@ class _Search:
         if self.covered(ids):
             return None
         kind = self._kind(ids)
+        if kind == "R4" and consumer.node.op_type == "Conv":
+            return None  # a window over activations, and no down projection
         return None if kind == "other" else _refusal(kind, self._culprit(ids, toward=consumer.node))
 
     def stream(self) -> list[Refusal]:
@@ -129,7 +131,8 @@ class _Search:
             return "R4"
         caches = {pair.past for pair in self._provenance.caches}
         owners = self._provenance.graph.table.owners(family)
-        return "R1" if any(s.kind == "input" and s.value.name not in caches for s in owners) else "other"
+        stream = len(owners) > 1 and any(s.kind == "input" and s.value.name not in caches for s in owners)
+        return "R1" if stream else "other"
 
     def _family(self, ids: np.ndarray) -> np.ndarray:
         """All channels that edges join with some of these."""
