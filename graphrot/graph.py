@@ -133,11 +133,11 @@ def read_constant(value: ir.Value) -> np.ndarray:
     if op == "Slice":
         return sliced(node, first)
     if op == "Neg":
-        return -first
+        return np.negative(first)
     second = inputs[1]
     assert second is not None
     if op == "Div" and np.issubdtype(first.dtype, np.integer):
-        return (first - np.fmod(first, second)) // second
+        return np.asarray((first - np.fmod(first, second)) // second)
     return np.asarray(_ARITHMETIC[op](first, second))
 
 

@@ -20,17 +20,8 @@ _SHAPE_OPS = frozenset({"Shape", "Size"})
 _LOOKUPS = frozenset({"Gather", "GatherND", "Slice", "Expand"})
 _HANDED_ON = frozenset(
     {
-        "Identity",
-        "Cast",
-        "Reshape",
-        "Unsqueeze",
-        "Squeeze",
-        "Flatten",
-        "Transpose",
-        "Expand",
-        "Slice",
-        "Gather",
-        "Concat",
+        *("Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose"),
+        *("Expand", "Slice", "Gather", "Concat"),
     }
 )
 

@@ -30,6 +30,9 @@ class Row:
 
 ROPE = "R1:1 R2:2 R3~:2 R4~:2"
 LEARNED = "R1:1 R2:2 R3:2 R4~:2"
+ONE_ROPE = "R1:1 R2:1 R3~:1 R4~:1"
+ONE = "R1:1 R2:1 R3:1 R4~:1"
+EMBEDDED = "R2:2 R3:2 R4~:2 other~:1"
 POST = "R2:2 R3~:2 R4~:2 other~:1"
 
 ROWS = (
@@ -50,13 +53,13 @@ ROWS = (
         "bloom",
         "torchscript",
         17,
-        "R2:2 R3:2 R4~:2 other~:1",
+        EMBEDDED,
         "ALiBi, norm on the embedding",
         ("R1 LayerNormalization",),
     ),
     Row("olmo2", "torchscript", 17, POST, "norms behind the branches alone", ("R1 Mul",)),
     Row("stablelm", "torchscript", 17, ROPE, "LayerNorm, a quarter of each head rotary"),
-    Row("mixtral", "torchscript", 17, "R1:1 R2:1 R3~:1 R4~:1", "experts"),
+    Row("mixtral", "torchscript", 17, ONE_ROPE, "experts"),
     Row("qwen2_moe", "torchscript", 18, "R1:1 R2:1 R3~:1 R4~:2", "experts and a shared one"),
     Row("granite", "torchscript", 17, ROPE, "scalar multipliers everywhere"),
     Row("smollm3", "torchscript", 17, "R1:1 R2:2 R3:1 R3~:1 R4~:2", "every other layer without RoPE"),
@@ -82,8 +85,8 @@ ROWS = (
     ),
     Row("whisper_decoder", "torchscript", 17, "R1:1 R2:4 R3:4 R4~:2", "cross attention", double=False),
     Row("t5", "torchscript", 17, "R1:2 R2:6 R3:6 R4~:4", "encoder and decoder, relative positions"),
-    Row("cohere", "dynamo", 18, "R1:1 R2:1 R3~:1 R4~:1", "interleaved RoPE, parallel branches, tied"),
-    Row("llama", "dynamo", 23, ROPE, "as operators where the exporter knows them"),
+    Row("cohere", "dynamo", 18, ONE_ROPE, "interleaved RoPE, parallel branches, tied"),
+    Row("llama", "dynamo", 23, ROPE, "RotaryEmbedding as an operator", double=False),
     Row("gpt2", "dynamo", 21, LEARNED, "Conv1D as Gemm"),
     Row("vit", "dynamo", 22, LEARNED, "patches by Conv, class token, fixed length", double=False),
     Row("qwen3", "dynamo", 24, ROPE, "norms on the heads of q and k"),
@@ -91,7 +94,7 @@ ROWS = (
         "operators",
         "by hand",
         23,
-        "R1:1 R2:1 R3~:1 R4~:1",
+        ONE_ROPE,
         "RMSNormalization, RotaryEmbedding, Attention",
         double=False,
     ),
@@ -99,7 +102,7 @@ ROWS = (
         "operators",
         "by hand",
         24,
-        "R1:1 R2:1 R3~:1 R4~:1",
+        ONE_ROPE,
         "RMSNormalization, RotaryEmbedding, Attention",
         double=False,
     ),
@@ -108,11 +111,11 @@ ROWS = (
         "by hand",
         21,
         LEARNED,
-        "behind Transpose, Cast, Identity, Constant, Concat, Slice, Reshape, Mul",
+        "behind Transpose, Cast, Constant, Concat, Slice, ...",
     ),
     Row("shared weights", "by hand", 18, LEARNED, "two layers of one set of weights, one gain, one table"),
-    Row("half with float islands", "by hand", 20, "R1:1 R2:1 R3:1 R4~:1", "float16, norms and softmax in float32"),
-    Row("interleaved heads", "by hand", 19, "R1:1 R2:1 R3:1 R4~:1", "q, k, v by heads in one weight"),
-    Row("experts", "by hand", 22, "R1:1 R2:1 R3:1 R4~:1", "weights picked by Gather"),
-    Row("known positions", "by hand", 18, "R1:1 R2:1 R3:1 R4~:1", "a constant kind of token, scalar multipliers"),
+    Row("half with float islands", "by hand", 20, ONE, "float16, norms and softmax in float32"),
+    Row("interleaved heads", "by hand", 19, ONE, "q, k, v by heads in one weight"),
+    Row("experts", "by hand", 22, ONE, "weights picked by Gather"),
+    Row("known positions", "by hand", 18, ONE, "a constant kind of token, scalar multipliers"),
 )

@@ -107,13 +107,26 @@ _SAME = {**_PLAIN, "num_key_value_heads": 5}
 _EXPERTS = {"num_experts_per_tok": 2, "experts_implementation": "batched_mm"}
 _WHISPER = {
     **{k: v for k, v in _BASE.items() if k not in ("num_hidden_layers", "max_position_embeddings")},
-    **{"d_model": 60, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 5},
-    **{"decoder_attention_heads": 5, "encoder_ffn_dim": 96, "decoder_ffn_dim": 80, "num_mel_bins": 12},
-    **{"max_source_positions": ENCODED, "max_target_positions": 64, "decoder_start_token_id": 1},
+    "d_model": 60,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 5,
+    "decoder_attention_heads": 5,
+    "encoder_ffn_dim": 96,
+    "decoder_ffn_dim": 80,
+    "num_mel_bins": 12,
+    "max_source_positions": ENCODED,
+    "max_target_positions": 64,
+    "decoder_start_token_id": 1,
 }
 _VISION = {
-    **{"hidden_size": 60, "num_hidden_layers": 2, "num_attention_heads": 5, "image_size": 24, "patch_size": 8},
-    **{"num_labels": 11, "attn_implementation": "eager"},
+    "hidden_size": 60,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 5,
+    "image_size": 24,
+    "patch_size": 8,
+    "num_labels": 11,
+    "attn_implementation": "eager",
 }
 
 _CONFIGS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -144,7 +157,10 @@ _CONFIGS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "falcon_grouped": (
         hf.FalconForCausalLM,
         hf.FalconConfig,
-        {**_PLAIN, "num_attention_heads": 4, "num_kv_heads": 2, "new_decoder_architecture": True, "ffn_hidden_size": 96},
+        {
+            **_PLAIN, "num_attention_heads": 4, "num_kv_heads": 2,
+            "new_decoder_architecture": True, "ffn_hidden_size": 96,
+        },
     ),
     "bloom": (hf.BloomForCausalLM, hf.BloomConfig, {**_TOKENS, "hidden_size": 60, "n_head": 5, "n_layer": 2}),
     "cohere": (hf.CohereForCausalLM, hf.CohereConfig, {**_SAME, "num_hidden_layers": 1}),
@@ -159,15 +175,15 @@ _CONFIGS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         hf.Qwen2MoeForCausalLM,
         hf.Qwen2MoeConfig,
         {
-            **{**_ROPED, **_EXPERTS, "num_hidden_layers": 1, "num_experts": 4, "decoder_sparse_step": 1},
-            **{"moe_intermediate_size": 80, "shared_expert_intermediate_size": 96},
+            **_ROPED, **_EXPERTS, "num_hidden_layers": 1, "num_experts": 4, "decoder_sparse_step": 1,
+            "moe_intermediate_size": 80, "shared_expert_intermediate_size": 96,
         },
     ),
     "granite": (
         hf.GraniteForCausalLM,
         hf.GraniteConfig,
         {
-            **{**_ROPED, "embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22},
+            **_ROPED, "embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22,
             "attention_multiplier": 0.1,
         },
     ),
@@ -181,8 +197,8 @@ _CONFIGS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         (hf.T5ForConditionalGeneration, *_PAIR),
         hf.T5Config,
         {
-            **{**_TOKENS, "d_model": 60, "d_kv": 12, "num_heads": 3, "d_ff": 80, "num_layers": 2},
-            **{"feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0},
+            **_TOKENS, "d_model": 60, "d_kv": 12, "num_heads": 3, "d_ff": 80, "num_layers": 2,
+            "feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0,
         },
     ),
 }  # fmt: skip
