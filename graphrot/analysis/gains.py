@@ -18,7 +18,10 @@ from graphrot.analysis.norms import NORM_OPS, gain_and_shift
 from graphrot.analysis.provenance import Provenance
 from graphrot.analysis.scope import constant_shape, node_name
 from graphrot.analysis.types import GainConsumer, GainFold, WeightUse, encode_runs
-from graphrot.analysis.visit import Consumer
+from graphrot.analysis.visit import Consumer, Edge
+
+_ROUNDS = 32
+"""More gains than that, one behind the other, stay where they are."""
 
 
 @dataclass
@@ -30,6 +33,7 @@ class _Readers:
     consumers: list[Consumer] = field(default_factory=list)
     partners: dict[int, None] = field(default_factory=dict)
     """Sources that an edge joins with this one, by index."""
+    edges: list[Edge] = field(default_factory=list)
 
 
 def fold_gains(provenance: Provenance) -> tuple[GainFold, ...]:
@@ -39,7 +43,7 @@ def fold_gains(provenance: Provenance) -> tuple[GainFold, ...]:
         Folds in the order in which they must be made: by round, then in graph order.
     """
     folds: list[GainFold] = []
-    while True:
+    for _ in range(_ROUNDS):
         readers = _read(provenance)
         found: list[tuple[int, GainFold, list[ir.Node]]] = []
         for source in provenance.graph.table.sources:
@@ -54,6 +58,7 @@ def fold_gains(provenance: Provenance) -> tuple[GainFold, ...]:
         found.sort(key=lambda item: item[0])
         folds.extend(fold for _, fold, _ in found)
         provenance.fold(dict.fromkeys(node for _, _, nodes in found for node in nodes))
+    return tuple(folds)
 
 
 def _read(provenance: Provenance) -> dict[int, _Readers]:
@@ -74,6 +79,7 @@ def _read(provenance: Provenance) -> dict[int, _Readers]:
             for a, b in {(int(x), int(y)) for x, y in np.unique(np.stack([left, right], 1), axis=0)}:
                 readers[a].partners[b] = None
                 readers[b].partners[a] = None
+                readers[a].edges.append(edge)
         for consumer in record.consumers:
             for index in owners(consumer.labels.channels):
                 readers[index].consumers.append(consumer)
@@ -137,7 +143,11 @@ def _shift_of(
     if shift.kind != "bias" or shift.node is None or shift.operand is None or shift.node.op_type != "Add":
         return None
     alone = not readers[shift.index].barred and set(readers[shift.index].partners) == {source.index}
-    if not alone or not _directly_behind(provenance, node, shift.node) or not _aligned(provenance, source, shift):
+    if (
+        not alone
+        or not _directly_behind(provenance, node, shift.node)
+        or not _aligned(readers[source.index], source, shift)
+    ):
         return None
     return shift.node, shift.operand
 
@@ -164,14 +174,13 @@ def _directly_behind(provenance: Provenance, gain: ir.Node, shift: ir.Node) -> b
         value = user.outputs[0]
 
 
-def _aligned(provenance: Provenance, source: Source, shift: Source) -> bool:
+def _aligned(own: _Readers, source: Source, shift: Source) -> bool:
     """Channel k of the gain meets channel k of the shift."""
-    for _, record in provenance.all_records():
-        for edge in record.edges:
-            for a, b in ((edge.left, edge.right), (edge.right, edge.left)):
-                here = (a >= source.base) & (a < source.base + source.count)
-                if here.any() and not np.array_equal(a[here] - source.base, b[here] - shift.base):
-                    return False
+    for edge in own.edges:
+        for a, b in ((edge.left, edge.right), (edge.right, edge.left)):
+            here = (a >= source.base) & (a < source.base + source.count)
+            if here.any() and not np.array_equal(a[here] - source.base, b[here] - shift.base):
+                return False
     return True
 
 
