@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from graphrot.analysis.labels import Source, coordinates
+from graphrot.analysis.labels import Labels, Source, coordinates
 from graphrot.analysis.norms import NORM_OPS, gain_and_shift
 from graphrot.analysis.provenance import Provenance
 from graphrot.analysis.scope import constant_shape, node_name
@@ -119,7 +119,8 @@ def _try(provenance: Provenance, source: Source, readers: dict[int, _Readers]) -
     shape = None if value is None else constant_shape(value)
     if value is None or not value.name or shape is None or max(shape, default=1) != source.count:
         return None
-    if any(_takes_no_shift(c) for c in own.consumers):
+    behind = provenance.graph.labels[holder.outputs[0]]
+    if any(_takes_no_shift(c) or not _as_it_was(c, behind) for c in own.consumers):
         return None
     with_shift = replace(fold, shift=value.name, shift_node=node_name(holder), shift_input=operand)
     return with_shift, list(dict.fromkeys([node, holder]))
@@ -150,6 +151,11 @@ def _shift_of(
     ):
         return None
     return shift.node, shift.operand
+
+
+def _as_it_was(consumer: Consumer, behind: Labels) -> bool:
+    """What is read was only moved since the shift was added: a factor or a sum would change the shift too."""
+    return bool(np.isin(consumer.labels.copies, behind.copies).all())
 
 
 def _takes_no_shift(consumer: Consumer) -> bool:

@@ -109,14 +109,14 @@ class RandomGraph:
             return
         b, width = self.b, WIDTHS[self._pick(3)]
         kind = self._pick(6)
-        if kind == 0 and len(x.shape) == 3:
+        if kind == 0 and x.shape[:-1] == ("B", "S"):
             flat = b.op("Reshape", x.name, b.ints(-1, x.width))
             turned = self._pick(2)
             weight = b.matrix(width, x.width) if turned else b.matrix(x.width, width)
             bias = [b.vector(width)] if self._pick(2) else []
             y = b.op("Gemm", flat, weight, *bias, transB=turned)
             like = b.op("Concat", b.op("Shape", self._ids), b.ints(width), axis=0)
-            y = b.op("Reshape", y, like if x.shape[:2] == ("B", "S") else b.ints(1, -1, width))
+            y = b.op("Reshape", y, like)
         elif kind == 1:
             y = b.op("MatMul", x.name, b.op("Transpose", b.matrix(width, x.width), perm=[1, 0]))
         elif kind == 2:

@@ -164,3 +164,24 @@ def test_divisors_are_no_gains() -> None:
     assert facts.gains == ()
     assert [s.kind for s in facts.spaces if s.placement == "merged"] == []
     assert [r.op for r in facts.refused if r.kind == "R1"] == ["Div"]
+
+
+_CHANGES: dict[str, Callable[[Builder, str], str]] = {
+    "a constant factor": lambda b, h: b.op("Mul", h, b.constant(3.0)),
+    "a factor per row": lambda b, h: b.op("Mul", h, b.op("Sigmoid", b.op("MatMul", h, b.matrix(HIDDEN, 1)))),
+    "a sign": lambda b, h: b.op("Neg", h),
+    "a sum over tokens": lambda b, h: b.op("ReduceSum", h, b.ints(1), keepdims=1),
+}
+
+
+@pytest.mark.parametrize("change", _CHANGES)
+@pytest.mark.parametrize("shifted", [True, False])
+def test_a_shift_that_is_changed_on_its_way_does_not_fold(change: str, shifted: bool) -> None:
+    """``3 * (x * gain + shift) @ W`` is not ``3 * x @ (gain * W) + shift @ W``; a gain alone folds."""
+
+    def body(b: Builder, x: str) -> str:
+        shift = [b.vector(HIDDEN)] if shifted else []
+        h = b.op("LayerNormalization", x, b.vector(HIDDEN, around=1), *shift, axis=-1)
+        return b.linear(_CHANGES[change](b, h), HIDDEN, FFN)
+
+    assert len(_facts(body).gains) == (0 if shifted else 1)
