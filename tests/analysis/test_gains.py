@@ -168,9 +168,7 @@ def test_divisors_are_no_gains() -> None:
 
 _CHANGES: dict[str, Callable[[Builder, str], str]] = {
     "a constant factor": lambda b, h: b.op("Mul", h, b.constant(3.0)),
-    "a factor per row": lambda b, h: b.op("Mul", h, b.op("Sigmoid", b.op("MatMul", h, b.matrix(HIDDEN, 1)))),
     "a sign": lambda b, h: b.op("Neg", h),
-    "a sum over tokens": lambda b, h: b.op("ReduceSum", h, b.ints(1), keepdims=1),
 }
 
 
