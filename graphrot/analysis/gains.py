@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
+from graphrot.analysis.backward import fold_backward
 from graphrot.analysis.labels import Labels, Source, coordinates
 from graphrot.analysis.norms import NORM_OPS, gain_and_shift
 from graphrot.analysis.provenance import Provenance
@@ -40,25 +41,36 @@ def fold_gains(provenance: Provenance) -> tuple[GainFold, ...]:
     """Find all gains that fold, to a fixpoint. The labels of ``provenance`` end up as after the folds.
 
     Returns:
-        Folds in the order in which they must be made: by round, then in graph order.
+        Folds in the order in which they must be made: those that move backward (a shift that folds into the same
+        linear must find its columns scaled), then by round, and in graph order.
     """
-    folds: list[GainFold] = []
+    forward: list[GainFold] = []
+    backward: list[GainFold] = []
     for _ in range(_ROUNDS):
         readers = _read(provenance)
         found: list[tuple[int, GainFold, list[ir.Node]]] = []
+        waiting: list[Source] = []
         for source in provenance.graph.table.sources:
-            if source.kind != "gain" or source.node in provenance.graph.folded:
+            if source.kind != "gain" or source.node is None or source.node in provenance.graph.folded:
                 continue
             fold = _try(provenance, source, readers)
-            if fold is not None:
-                assert source.node is not None
+            if fold is None:
+                waiting.append(source)
+            else:
                 found.append((provenance.scope.index[source.node], *fold))
+        kept = forward
         if not found:
-            return tuple(folds)
+            kept = backward
+            for source in waiting:
+                turned = fold_backward(provenance.scope, source)
+                if turned is not None and source.node is not None:
+                    found.append((provenance.scope.index[source.node], turned, [source.node]))
+        if not found:
+            break
         found.sort(key=lambda item: item[0])
-        folds.extend(fold for _, fold, _ in found)
+        kept.extend(fold for _, fold, _ in found)
         provenance.fold(dict.fromkeys(node for _, _, nodes in found for node in nodes))
-    return tuple(folds)
+    return (*backward, *forward)
 
 
 def _read(provenance: Provenance) -> dict[int, _Readers]:
@@ -70,7 +82,7 @@ def _read(provenance: Provenance) -> dict[int, _Readers]:
 
     for _, record in provenance.all_records():
         barred = [k.ids for k in record.keys if not k.consumed] + [b.ids for b in record.blocks]
-        barred += [c.ids for c in record.contractions] + record.mixed
+        barred += [c.ids for c in record.contractions] + record.mixed + record.means
         for ids in barred:
             for index in owners(ids):
                 readers[index].barred = True

@@ -242,6 +242,17 @@ def experts(b: Builder, ids: str) -> str:
     return b.linear(_rms(b, x), HIDDEN, VOCAB)
 
 
+def scaled_branches(b: Builder, ids: str) -> str:
+    """A gain per channel behind every branch, before it is added; LayerNorm in front, with and without biases."""
+
+    def linear(b: Builder, x: str, rows: int, columns: int) -> str:
+        y = b.linear(x, rows, columns, bias=rows == FFN)
+        return b.op("Mul", y, b.vector(columns, around=1)) if columns == HIDDEN else y
+
+    x = _decoder(b, b.op("Gather", _table(b), ids), linear=linear, norm=_layer)
+    return b.linear(_layer(b, x), HIDDEN, VOCAB)
+
+
 def positions(b: Builder, ids: str) -> str:
     """Learned positions that follow from the shape alone, a constant kind of token, and scalar multipliers."""
     length = b.op("Gather", b.op("Shape", ids), b.constant(1, np.int64))
@@ -260,5 +271,6 @@ _GRAPHS: dict[str, Callable[[Builder, str], str]] = {
     "half with float islands": half,
     "interleaved heads": interleaved,
     "experts": experts,
+    "gains behind branches": scaled_branches,
     "known positions": positions,
 }

@@ -73,7 +73,15 @@ ROWS = (
         double=False,
     ),
     Row("vit", "torchscript", 17, LEARNED, "patches by Conv, class token, fixed length", double=False),
-    Row("dinov2", "torchscript", 17, LEARNED, "the same, with a gain behind each branch", double=False),
+    Row(
+        "dinov2",
+        "torchscript",
+        17,
+        EMBEDDED,
+        "patches by Conv, gains behind the branches, resized positions",
+        ("R1 Add",),
+        double=False,
+    ),
     Row(
         "whisper_encoder",
         "torchscript",
@@ -117,5 +125,6 @@ ROWS = (
     Row("half with float islands", "by hand", 20, ONE, "float16, norms and softmax in float32"),
     Row("interleaved heads", "by hand", 19, ONE, "q, k, v by heads in one weight"),
     Row("experts", "by hand", 22, ONE, "weights picked by Gather"),
+    Row("gains behind branches", "by hand", 20, ONE, "and shifts in front of them"),
     Row("known positions", "by hand", 18, ONE, "a constant kind of token, scalar multipliers"),
 )
