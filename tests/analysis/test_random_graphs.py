@@ -22,7 +22,7 @@ from graphrot.model.onnxfile import open_onnx
 from tests.analysis.random_graphs import RandomGraph, broken
 from tests.analysis.rotated import rotated, run
 
-COUNT = int(os.environ.get("GRAPHROT_FUZZ_GRAPHS", "60"))
+COUNT = int(os.environ.get("GRAPHROT_FUZZ_GRAPHS", "120"))
 TOLERANCE = 1e-9
 """Of float64 copies; random graphs may divide by small numbers."""
 SINGLE = 1e-3

@@ -61,15 +61,15 @@ def test_ten_thousand_nodes_in_a_row() -> None:
     assert sum(s.kind == "R4" for s in facts.spaces) == 244 and len(facts.refused) == 244
 
 
-@pytest.mark.parametrize("op", ["Identity", "Tanh", "Neg", "Mul", "Add"])
-def test_ten_thousand_of_one_kind(op: str) -> None:
+@pytest.mark.parametrize(("op", "count"), [("Identity", 10_000), ("Tanh", 10_000), ("Mul", 2_000), ("Add", 2_000)])
+def test_a_row_of_one_kind(op: str, count: int) -> None:
     """Also through places where a recursion would run out of stack."""
     b = Builder()
     ids = b.input("ids", ["batch", "sequence"], INT64)
     x = b.op("Gather", b.constant(b.rng.standard_normal((VOCAB, WIDTH))), b.op("Identity", ids))
     other = [b.vector(WIDTH, around=1)] if op in ("Mul", "Add") else []
-    for _ in range(2_000 if op == "Mul" else 10_000):
+    for _ in range(count):
         x = b.op(op, x, *other)
     b.result(b.linear(b.op("Mul", x, x), WIDTH, WIDTH), "y")
     b.output("y", ["batch", "sequence", WIDTH])
-    assert analyze(b.model()).nodes > 2_000
+    assert analyze(b.model()).nodes > count
