@@ -133,7 +133,7 @@ def read_constant(value: ir.Value) -> np.ndarray:
     if op == "Slice":
         return sliced(node, first)
     if op == "Neg":
-        return np.negative(first)
+        return np.asarray(np.negative(first))
     second = inputs[1]
     assert second is not None
     if op == "Div" and np.issubdtype(first.dtype, np.integer):

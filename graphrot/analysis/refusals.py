@@ -152,7 +152,8 @@ class _Search:
 
     def _family(self, ids: np.ndarray) -> np.ndarray:
         """All channels that edges join with some of these."""
-        return self._by_coordinate[_ranges(self._coordinates, np.unique(self._partition.coordinate_of[ids]))]
+        roots = np.unique(self._partition.coordinate_of[ids])
+        return np.asarray(self._by_coordinate[_ranges(self._coordinates, roots)])
 
     def _culprit(self, ids: np.ndarray, toward: ir.Node | None = None) -> _Culprit:
         """The first of these: 1. a gain that stays in front of these channels; 2. a node, or an end of the
