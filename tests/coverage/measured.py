@@ -46,7 +46,7 @@ def measured(row: Row) -> Measured:
         with tempfile.TemporaryDirectory() as folder:
             model, _ = widen(model, Path(folder))
             model = _in_memory(model)
-    feeds = {v.name or "": x for v, x in zip(model.graph.inputs, source.inputs, strict=True)}
+    feeds = {v.name or "": x[: row.batch] for v, x in zip(model.graph.inputs, source.inputs, strict=True)}
     return Measured(model, analyze(model), feeds, names)
 
 
