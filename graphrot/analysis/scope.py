@@ -193,7 +193,8 @@ def constant_dtype(value: ir.Value) -> ir.DataType | None:
     if node.op_type == "Constant":
         return ir.DataType.from_numpy(read_constant(value).dtype)
     if node.op_type == "Cast":
-        return ir.DataType(node.attributes["to"].as_int())
+        number = node.attributes["to"].as_int()
+        return ir.DataType(number) if number in [int(t) for t in ir.DataType] else None
     first = node.inputs[0] if node.inputs else None
     return None if first is None else constant_dtype(first)
 
