@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from graphrot.analysis.analyze import analyze
 from graphrot.analysis.types import Facts
 from graphrot.errors import InputRefused
-from tests.analysis.graphs import FFN, GROUPS, HIDDEN, VOCAB, WIDTH, Builder, Hook, decoder, feeds_for, rms_norm
+from tests.analysis.graphs import FFN, GROUPS, HIDDEN, INT64, VOCAB, WIDTH, Builder, Hook, decoder, feeds_for, rms_norm
 from tests.analysis.rotated import relative_error
 
 EXACT = 1e-12
