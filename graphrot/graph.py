@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,18 @@ from graphrot.errors import InputRefused
 
 FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
 
-_FOLDED_OPS = frozenset({"Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Mul", "Add"})
+_ARITHMETIC: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": np.divide,
+}
+_FOLDED_OPS = frozenset(
+    {
+        *("Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Concat", "Slice", "Neg"),
+        *_ARITHMETIC,
+    }
+)
 
 
 def iter_values(model: ir.Model) -> Iterator[ir.Value]:
@@ -117,9 +128,36 @@ def read_constant(value: ir.Value) -> np.ndarray:
         if axes is None and "axes" in node.attributes:
             axes = tuple(node.attributes["axes"].as_ints())
         return np.squeeze(first, axes) if op == "Squeeze" else np.expand_dims(first, axes or ())
+    if op == "Concat":
+        return np.concatenate([i for i in inputs if i is not None], node.attributes["axis"].as_int())
+    if op == "Slice":
+        return sliced(node, first)
+    if op == "Neg":
+        return np.asarray(np.negative(first))
     second = inputs[1]
     assert second is not None
-    return np.asarray(first * second if op == "Mul" else first + second)
+    if op == "Div" and np.issubdtype(first.dtype, np.integer):
+        return np.asarray((first - np.fmod(first, second)) // second)
+    return np.asarray(_ARITHMETIC[op](first, second))
+
+
+def sliced(node: ir.Node, array: np.ndarray) -> np.ndarray:
+    """What a Slice with constant bounds takes of ``array``."""
+    parts: list[list[int] | None] = []
+    for position, name in enumerate(("starts", "ends", "axes", "steps"), start=1):
+        operand = node.inputs[position] if position < len(node.inputs) else None
+        if operand is not None:
+            parts.append([int(n) for n in read_constant(operand).reshape(-1)])
+        else:
+            parts.append(list(node.attributes[name].as_ints()) if name in node.attributes else None)
+    starts, ends = parts[0] or [], parts[1] or []
+    axes = parts[2] or list(range(len(starts)))
+    steps = parts[3] or [1] * len(starts)
+    index = [slice(None)] * array.ndim
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        to_start = step < 0 and end < -array.shape[axis]
+        index[axis % array.ndim] = slice(start, None if to_start else end, step)
+    return array[tuple(index)]
 
 
 def plain_shape(tensor: ir.TensorProtocol) -> ir.Shape:

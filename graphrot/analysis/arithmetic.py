@@ -169,11 +169,17 @@ def square(v: Visit) -> None:
 
 
 def _only_summed(v: Visit, node: ir.Node) -> bool:
-    uses = v.graph.scope.uses(node.outputs[0])
-    return not node.outputs[0].is_graph_output() and all(
-        user.op_type in ("ReduceMean", "ReduceSum") or (user.op_type in ("Cast", "Identity") and _only_summed(v, user))
-        for user, _ in uses
-    )
+    stack = [node.outputs[0]]
+    while stack:
+        value = stack.pop()
+        if value.is_graph_output():
+            return False
+        for user, _ in v.graph.scope.uses(value):
+            if user.op_type in ("Cast", "Identity"):
+                stack.append(user.outputs[0])
+            elif user.op_type not in ("ReduceMean", "ReduceSum"):
+                return False
+    return True
 
 
 def power(v: Visit) -> None:

@@ -13,12 +13,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from graphrot.analysis.labels import Source, coordinates
+from graphrot.analysis.backward import fold_backward
+from graphrot.analysis.labels import Labels, Source, coordinates
 from graphrot.analysis.norms import NORM_OPS, gain_and_shift
 from graphrot.analysis.provenance import Provenance
 from graphrot.analysis.scope import constant_shape, node_name
 from graphrot.analysis.types import GainConsumer, GainFold, WeightUse, encode_runs
-from graphrot.analysis.visit import Consumer
+from graphrot.analysis.visit import Consumer, Edge
+
+_ROUNDS = 32
+"""More gains than that, one behind the other, stay where they are."""
 
 
 @dataclass
@@ -30,30 +34,43 @@ class _Readers:
     consumers: list[Consumer] = field(default_factory=list)
     partners: dict[int, None] = field(default_factory=dict)
     """Sources that an edge joins with this one, by index."""
+    edges: list[Edge] = field(default_factory=list)
 
 
 def fold_gains(provenance: Provenance) -> tuple[GainFold, ...]:
     """Find all gains that fold, to a fixpoint. The labels of ``provenance`` end up as after the folds.
 
     Returns:
-        Folds in the order in which they must be made: by round, then in graph order.
+        Folds in the order in which they must be made: those that move backward (a shift that folds into the same
+        linear must find its columns scaled), then by round, and in graph order.
     """
-    folds: list[GainFold] = []
-    while True:
+    forward: list[GainFold] = []
+    backward: list[GainFold] = []
+    for _ in range(_ROUNDS):
         readers = _read(provenance)
         found: list[tuple[int, GainFold, list[ir.Node]]] = []
+        waiting: list[Source] = []
         for source in provenance.graph.table.sources:
-            if source.kind != "gain" or source.node in provenance.graph.folded:
+            if source.kind != "gain" or source.node is None or source.node in provenance.graph.folded:
                 continue
             fold = _try(provenance, source, readers)
-            if fold is not None:
-                assert source.node is not None
+            if fold is None:
+                waiting.append(source)
+            else:
                 found.append((provenance.scope.index[source.node], *fold))
+        kept = forward
         if not found:
-            return tuple(folds)
+            kept = backward
+            for source in waiting:
+                turned = fold_backward(provenance.scope, source)
+                if turned is not None and source.node is not None:
+                    found.append((provenance.scope.index[source.node], turned, [source.node]))
+        if not found:
+            break
         found.sort(key=lambda item: item[0])
-        folds.extend(fold for _, fold, _ in found)
+        kept.extend(fold for _, fold, _ in found)
         provenance.fold(dict.fromkeys(node for _, _, nodes in found for node in nodes))
+    return (*backward, *forward)
 
 
 def _read(provenance: Provenance) -> dict[int, _Readers]:
@@ -65,7 +82,7 @@ def _read(provenance: Provenance) -> dict[int, _Readers]:
 
     for _, record in provenance.all_records():
         barred = [k.ids for k in record.keys if not k.consumed] + [b.ids for b in record.blocks]
-        barred += [c.ids for c in record.contractions] + record.mixed
+        barred += [c.ids for c in record.contractions] + record.mixed + record.means
         for ids in barred:
             for index in owners(ids):
                 readers[index].barred = True
@@ -74,6 +91,7 @@ def _read(provenance: Provenance) -> dict[int, _Readers]:
             for a, b in {(int(x), int(y)) for x, y in np.unique(np.stack([left, right], 1), axis=0)}:
                 readers[a].partners[b] = None
                 readers[b].partners[a] = None
+                readers[a].edges.append(edge)
         for consumer in record.consumers:
             for index in owners(consumer.labels.channels):
                 readers[index].consumers.append(consumer)
@@ -113,7 +131,8 @@ def _try(provenance: Provenance, source: Source, readers: dict[int, _Readers]) -
     shape = None if value is None else constant_shape(value)
     if value is None or not value.name or shape is None or max(shape, default=1) != source.count:
         return None
-    if any(_takes_no_shift(c) for c in own.consumers):
+    behind = provenance.graph.labels[holder.outputs[0]]
+    if any(_takes_no_shift(c) or not _as_it_was(c, behind) for c in own.consumers):
         return None
     with_shift = replace(fold, shift=value.name, shift_node=node_name(holder), shift_input=operand)
     return with_shift, list(dict.fromkeys([node, holder]))
@@ -137,9 +156,18 @@ def _shift_of(
     if shift.kind != "bias" or shift.node is None or shift.operand is None or shift.node.op_type != "Add":
         return None
     alone = not readers[shift.index].barred and set(readers[shift.index].partners) == {source.index}
-    if not alone or not _directly_behind(provenance, node, shift.node) or not _aligned(provenance, source, shift):
+    if (
+        not alone
+        or not _directly_behind(provenance, node, shift.node)
+        or not _aligned(readers[source.index], source, shift)
+    ):
         return None
     return shift.node, shift.operand
+
+
+def _as_it_was(consumer: Consumer, behind: Labels) -> bool:
+    """What is read was only moved since the shift was added: a factor or a sum would change the shift too."""
+    return bool(np.isin(consumer.labels.copies, behind.copies).all())
 
 
 def _takes_no_shift(consumer: Consumer) -> bool:
@@ -164,14 +192,13 @@ def _directly_behind(provenance: Provenance, gain: ir.Node, shift: ir.Node) -> b
         value = user.outputs[0]
 
 
-def _aligned(provenance: Provenance, source: Source, shift: Source) -> bool:
+def _aligned(own: _Readers, source: Source, shift: Source) -> bool:
     """Channel k of the gain meets channel k of the shift."""
-    for _, record in provenance.all_records():
-        for edge in record.edges:
-            for a, b in ((edge.left, edge.right), (edge.right, edge.left)):
-                here = (a >= source.base) & (a < source.base + source.count)
-                if here.any() and not np.array_equal(a[here] - source.base, b[here] - shift.base):
-                    return False
+    for edge in own.edges:
+        for a, b in ((edge.left, edge.right), (edge.right, edge.left)):
+            here = (a >= source.base) & (a < source.base + source.count)
+            if here.any() and not np.array_equal(a[here] - source.base, b[here] - shift.base):
+                return False
     return True
 
 

@@ -150,7 +150,7 @@ def _wanted(scope: Scope) -> list[ir.Value]:
     """Every data-dependent value, and the trusted ones that data-dependent nodes read."""
     wanted: dict[ir.Value, None] = {}
     for node in scope.nodes:
-        if all(o in scope.constant or o in scope.known for o in node.outputs):
+        if all(scope.trusted(o) and o not in scope.followed for o in node.outputs):
             continue
         for value in node.inputs:
             if value is not None and value.name and scope.trusted(value) and not scope.readable(value):

@@ -157,11 +157,15 @@ class Sizes:
                     stack.extend(fresh)
 
     def _is_lookup_index(self, value: ir.Value) -> bool:
-        for node, position in self._scope.uses(value):
-            if node.op_type == "Gather" and position == 1 and self._scope.readable(node.inputs[0]):
-                return True
-            if node.op_type in ("Cast", "Reshape", "Identity") and any(self._is_lookup_index(o) for o in node.outputs):
-                return True
+        stack, visited = [value], {value}
+        while stack:
+            for node, position in self._scope.uses(stack.pop()):
+                if node.op_type == "Gather" and position == 1 and self._scope.readable(node.inputs[0]):
+                    return True
+                if node.op_type in ("Cast", "Reshape", "Identity"):
+                    fresh = [o for o in node.outputs if o not in visited]
+                    visited.update(fresh)
+                    stack.extend(fresh)
         return False
 
     def _collect(self) -> dict[str, tuple[Role, ...]]:

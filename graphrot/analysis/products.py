@@ -68,6 +68,27 @@ def gemm(v: Visit) -> None:
             v.edge(made, bias)
 
 
+def conv(v: Visit) -> None:
+    """Conv without groups: a linear map of the channel axis, at every place of its window.
+
+    Padding with zeros is no obstacle: a zero stays one in every basis.
+    """
+    labels = v.labels(0)
+    shape = v.shape_of_constant(1) if v.readable(1) else ()
+    if labels is None or labels.squared or len(shape) != labels.rank or v.integer("group", 1) != 1:
+        v.opaque()
+        return
+    if v.value(2) is not None and not v.readable(2):
+        v.opaque("its bias is computed at run time")
+        return
+    consume(v, labels, 1, 1, 1)
+    made = v.source("weight", axes=[1], operand=1, operand_axis=0)
+    if v.value(2) is not None:
+        row = v.bias(2, (made.shape[1],))
+        assert row is not None
+        v.edge(made, row.reshape((-1, *[1] * (made.rank - 2))))
+
+
 def consume(v: Visit, labels: Labels, axis: int, operand: int, operand_axis: int) -> None:
     """``labels`` are summed along ``axis`` against ``operand_axis`` of a constant operand of the node."""
     _consume(v, labels, axis, Consumer(labels, axis, v.node, operand, operand_axis))

@@ -11,9 +11,10 @@ from graphrot.analysis import arithmetic, attention, movement, norms, products
 from graphrot.analysis.caches import find_caches
 from graphrot.analysis.labels import fresh_labels
 from graphrot.analysis.probe import Probe
-from graphrot.analysis.scope import Scope, is_shape_op, is_standard
+from graphrot.analysis.scope import Scope, is_shape_op, is_standard, node_name
 from graphrot.analysis.types import CachePair
 from graphrot.analysis.visit import Block, Graph, Record, Visit
+from graphrot.errors import InputRefused
 from graphrot.graph import FLOATS
 
 Handler = Callable[[Visit], None]
@@ -46,6 +47,7 @@ STANDARD: Mapping[str, Handler] = {
     "ReduceSum": arithmetic.reduce,
     "ReduceL2": arithmetic.reduce,
     "ReduceSumSquare": arithmetic.reduce,
+    "Conv": products.conv,
     "LayerNormalization": norms.norm,
     "RMSNormalization": norms.norm,
     "SimplifiedLayerNormalization": norms.norm,
@@ -131,14 +133,26 @@ class Provenance:
     def _visit(self, index: int, node: ir.Node) -> list[ir.Value]:
         """Visit a node; returns the outputs whose labels are not what they were."""
         scope, graph = self.scope, self.graph
-        if is_shape_op(node) or all(scope.trusted(o) for o in node.outputs):
+        if is_shape_op(node) or (
+            all(scope.trusted(o) and o not in scope.followed for o in node.outputs)
+            and all(i is None or i not in scope.followed for i in node.inputs)
+        ):
             return []
         visit = Visit(graph, node, index)
         handler = handler_of(node)
         if scope.captured(node) or handler is None or graph.probe.seen(node.outputs[0]) is None:
             visit.opaque()
-        elif not movement.passed_selection(visit):
-            handler(visit)
+        else:
+            try:
+                if not movement.passed_selection(visit):
+                    handler(visit)
+            except (ValueError, IndexError) as error:  # numpy: shapes, ranks or indices that contradict each other
+                raise InputRefused(
+                    f"The shapes at the {node.op_type} that makes {node_name(node)!r} do not fit together",
+                    where=node_name(node),
+                    why=str(error),
+                    do="check that the model runs in ONNX Runtime",
+                ) from error
         changed: list[ir.Value] = []
         for value, labels in visit.record.labels.items():
             old = graph.labels.get(value)

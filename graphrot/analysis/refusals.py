@@ -67,6 +67,22 @@ class _Search:
         self._covered = np.zeros(partition.total, dtype=bool)
         self._covered[sorted(spaces.covered)] = True
         self._mixed = [ids for _, record in provenance.all_records() for ids in record.mixed]
+        self._is_mixed = np.zeros(partition.total, dtype=bool)
+        for ids in self._mixed:
+            self._is_mixed[ids] = True
+        self._gains = {s.node: s for s in provenance.graph.table.sources if s.kind == "gain"}
+        self._by_coordinate = np.argsort(partition.coordinate_of, kind="stable")
+        self._coordinates = partition.coordinate_of[self._by_coordinate]
+        self._blocks = [(node, b) for node, record in provenance.all_records() for b in record.blocks]
+        self._first_block = np.full(partition.total, len(self._blocks), dtype=np.int64)
+        for number in range(len(self._blocks) - 1, -1, -1):
+            self._first_block[self._blocks[number][1].ids] = number
+        self._keys = [(node, key) for node, record in provenance.all_records() for key in record.keys]
+        ids = np.concatenate([np.zeros(0, dtype=np.int64), *(key.ids for _, key in self._keys)])
+        order = np.argsort(ids, kind="stable")
+        self._key_ids = ids[order]
+        self._key_numbers = np.repeat(np.arange(len(self._keys)), [key.ids.size for _, key in self._keys])[order]
+        self._known: dict[bytes, _Culprit | None] = {}
 
     def covered(self, ids: np.ndarray) -> bool:
         return bool(self._covered[ids].all())
@@ -90,6 +106,8 @@ class _Search:
         if self.covered(ids):
             return None
         kind = self._kind(ids)
+        if kind == "R4" and consumer.node.op_type == "Conv":
+            return None  # a window over activations, and no down projection
         return None if kind == "other" else _refusal(kind, self._culprit(ids, toward=consumer.node))
 
     def stream(self) -> list[Refusal]:
@@ -123,48 +141,63 @@ class _Search:
         kinds = {s.kind for s in self._provenance.graph.table.owners(family)}
         if "table" in kinds:
             return "R1"
-        if any(np.isin(family, mixed, assume_unique=True).any() for mixed in self._mixed):
+        if self._is_mixed[family].any():
             return "R2"
         if kinds - {"bias"} == {"opaque"}:
             return "R4"
         caches = {pair.past for pair in self._provenance.caches}
         owners = self._provenance.graph.table.owners(family)
-        return "R1" if any(s.kind == "input" and s.value.name not in caches for s in owners) else "other"
+        stream = len(owners) > 1 and any(s.kind == "input" and s.value.name not in caches for s in owners)
+        return "R1" if stream else "other"
 
     def _family(self, ids: np.ndarray) -> np.ndarray:
         """All channels that edges join with some of these."""
         roots = np.unique(self._partition.coordinate_of[ids])
-        return np.flatnonzero(np.isin(self._partition.coordinate_of, roots))
+        return np.asarray(self._by_coordinate[_ranges(self._coordinates, roots)])
 
     def _culprit(self, ids: np.ndarray, toward: ir.Node | None = None) -> _Culprit:
         """The first of these: 1. a gain that stays in front of these channels; 2. a node, or an end of the
         graph, that wants them alone; 3. a node that splits them; 4. the node that was to be reached."""
-        family = self._family(ids)
-        gains = {s.node: s for s in self._provenance.graph.table.sources if s.kind == "gain"}
-        for source in self._provenance.graph.table.owners(family):
-            if source.kind == "gain" and source.node is not None:
-                return _at(source.node, _STAYS)
-        for node, record in self._provenance.all_records():
-            for block in record.blocks:
-                if np.isin(block.ids, family, assume_unique=True).any():
-                    if node in gains:
-                        return self._reader(gains[node])
-                    return _at(node or block.at, block.reason)
-        for node, record in self._provenance.all_records():
-            for key in record.keys:
-                here = np.isin(key.ids, family, assume_unique=True)
-                if here.any() and np.unique(key.sums[here]).size > 1:
-                    return _at(node, key.reason)
+        family = np.sort(self._family(ids))
+        name = family.tobytes()
+        if name not in self._known:
+            self._known[name] = self._search(family)
+        found = self._known[name]
+        if found is not None:
+            return found
         start = self._provenance.graph.table.owners(ids)[0]
         return _at(toward or start.node or start.value, "its channels meet in more than one order")
 
+    def _search(self, family: np.ndarray) -> _Culprit | None:
+        for source in self._provenance.graph.table.owners(family):
+            if source.kind == "gain" and source.node is not None:
+                return _at(source.node, _STAYS)
+        first = int(self._first_block[family].min(initial=len(self._blocks)))
+        if first < len(self._blocks):
+            node, block = self._blocks[first]
+            return self._reader(self._gains[node]) if node in self._gains else _at(node or block.at, block.reason)
+        for number in np.unique(self._key_numbers[_ranges(self._key_ids, family)]).tolist():
+            node, key = self._keys[number]
+            here = np.isin(key.ids, family, assume_unique=True)
+            if np.unique(key.sums[here]).size > 1:
+                return _at(node, key.reason)
+        return None
+
     def _reader(self, gain: Source) -> _Culprit:
         """The node that wants the gain's channels alone; or else the gain, which something but matmuls reads."""
-        for node, record in self._provenance.all_records():
-            for block in record.blocks:
-                if np.isin(block.ids, gain.ids, assume_unique=True).any():
-                    return _at(node or block.at, block.reason)
-        return _at(gain.node, _STAYS)
+        first = int(self._first_block[gain.ids].min(initial=len(self._blocks)))
+        if first == len(self._blocks):
+            return _at(gain.node, _STAYS)
+        node, block = self._blocks[first]
+        return _at(node or block.at, block.reason)
+
+
+def _ranges(ordered: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Positions in ``ordered`` (sorted) of all elements that are in ``wanted`` (sorted, distinct)."""
+    starts, stops = np.searchsorted(ordered, wanted), np.searchsorted(ordered, wanted, side="right")
+    counts = stops - starts
+    within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.asarray(np.repeat(starts, counts) + within)
 
 
 def _at(place: ir.Node | ir.Value | None, reason: str) -> _Culprit:

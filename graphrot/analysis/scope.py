@@ -11,12 +11,19 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from graphrot.graph import is_constant, read_constant
+from graphrot.graph import FLOATS, is_constant, read_constant, sliced
 
 _RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )
 _SHAPE_OPS = frozenset({"Shape", "Size"})
+_LOOKUPS = frozenset({"Gather", "GatherND", "Slice", "Expand"})
+_HANDED_ON = frozenset(
+    {
+        *("Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose"),
+        *("Expand", "Slice", "Gather", "Concat"),
+    }
+)
 
 
 def is_standard(node: ir.Node) -> bool:
@@ -55,6 +62,8 @@ class Scope:
         self.index: dict[ir.Node, int] = {node: i for i, node in enumerate(self.nodes)}
         self.constant: set[ir.Value] = set()
         self.known: set[ir.Value] = set()
+        self.followed: set[ir.Value] = set()
+        """Data-independent rows of a constant table (learned positions, for instance), and what only moves them."""
         self._readable: dict[ir.Value, bool] = {}
         self._captured: dict[ir.Node, tuple[ir.Value, ...]] = {}
         self._classify()
@@ -75,6 +84,23 @@ class Scope:
                 self.constant.update(node.outputs)
             elif is_shape_op(node) or all(i in self.constant or i in self.known for i in inputs):
                 self.known.update(node.outputs)
+
+        self._find_followed()
+
+    def _find_followed(self) -> None:
+        for node in self.nodes:
+            if not is_standard(node) or not node.inputs or not all(self.trusted(o) for o in node.outputs):
+                continue
+            first = node.inputs[0]
+            starts = node.op_type in _LOOKUPS and self._is_table(first) and not self.readable(node.outputs[0])
+            if starts or (node.op_type in _HANDED_ON and any(i in self.followed for i in node.inputs)):
+                self.followed.update(node.outputs)
+
+    def _is_table(self, value: ir.Value | None) -> bool:
+        if value is None or not self.readable(value) or constant_dtype(value) not in FLOATS:
+            return False
+        shape = constant_shape(value)
+        return shape is not None and len(shape) >= 2
 
     def _find_captured(self, node: ir.Node) -> tuple[ir.Value, ...]:
         found: dict[ir.Value, None] = {}
@@ -138,8 +164,18 @@ def constant_shape(value: ir.Value) -> tuple[int, ...] | None:
         perm = node.attributes.get("perm")
         order = tuple(reversed(range(len(first)))) if perm is None else tuple(perm.as_ints())
         return tuple(first[d] for d in order)
-    if op in ("Mul", "Add"):
+    if op == "Neg":
+        return first
+    if op in ("Mul", "Add", "Sub", "Div"):
         return None if shapes[1] is None else tuple(np.broadcast_shapes(first, shapes[1]))
+    if op == "Concat":
+        known = [s for s in shapes if s is not None]
+        axis = node.attributes["axis"].as_int() % len(first)
+        if len(known) != len(shapes):
+            return None
+        return (*first[:axis], sum(s[axis] for s in known), *first[axis + 1 :])
+    if op == "Slice" and is_constant(value):
+        return sliced(node, np.broadcast_to(np.zeros((), dtype=np.int8), first)).shape
     if op in ("Reshape", "Squeeze", "Unsqueeze", "Flatten") and is_constant(value):
         return _reshaped(node, first)
     return None
@@ -157,7 +193,8 @@ def constant_dtype(value: ir.Value) -> ir.DataType | None:
     if node.op_type == "Constant":
         return ir.DataType.from_numpy(read_constant(value).dtype)
     if node.op_type == "Cast":
-        return ir.DataType(node.attributes["to"].as_int())
+        number = node.attributes["to"].as_int()
+        return ir.DataType(number) if number in [int(t) for t in ir.DataType] else None
     first = node.inputs[0] if node.inputs else None
     return None if first is None else constant_dtype(first)
 

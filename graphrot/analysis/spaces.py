@@ -69,7 +69,8 @@ class Site:
         if self.mixed:
             return "R2"
         starts = {s.kind for s in self.sources} - {"bias"}
-        return "R4" if starts == {"opaque"} else "other"
+        windows = self.readers and all(r.consumer.node.op_type == "Conv" for r in self.readers)
+        return "R4" if starts == {"opaque"} and not windows else "other"
 
 
 class Spaces:
@@ -203,7 +204,8 @@ class Spaces:
             elif source.kind in ("opaque", "gain"):
                 use = _online(source, [x - source.base for x in ids])
                 if use is None:
-                    self._refuse_online(first.kind(), source)
+                    if first.kind() != "other":
+                        self._refuse_online(first.kind(), source)
                     return None
                 online.append(use)
             elif not _whole_rows(source, [x - source.base for x in ids]):

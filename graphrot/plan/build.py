@@ -100,12 +100,13 @@ def _matrix(space: RotationSpace, request: PlanRequest) -> MatrixRef:
 
 
 def _needed_gains(gains: Sequence[GainFold], rotations: Sequence[Rotation]) -> tuple[GainFold, ...]:
-    """The folds in the way of a chosen rotation: those that share a consumer with it.
+    """The folds in the way of a chosen rotation: those that share an axis of an operand with it.
 
     Folding a gain without need makes 4-bit grids worse, so the others stay where they are.
     """
-    rotated = {(use.node, use.input) for rotation in rotations for use in rotation.space.consumers}
-    return tuple(g for g in gains if any((c.use.node, c.use.input) in rotated for c in g.consumers))
+    uses = [use for r in rotations for use in (*r.space.producers, *r.space.consumers)]
+    rotated = {(use.node, use.input, use.axis) for use in uses}
+    return tuple(g for g in gains if any((c.use.node, c.use.input, c.use.axis) in rotated for c in g.consumers))
 
 
 def _keep_tied(

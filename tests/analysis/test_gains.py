@@ -164,3 +164,67 @@ def test_divisors_are_no_gains() -> None:
     assert facts.gains == ()
     assert [s.kind for s in facts.spaces if s.placement == "merged"] == []
     assert [r.op for r in facts.refused if r.kind == "R1"] == ["Div"]
+
+
+_CHANGES: dict[str, Callable[[Builder, str], str]] = {
+    "a constant factor": lambda b, h: b.op("Mul", h, b.constant(3.0)),
+    "a sign": lambda b, h: b.op("Neg", h),
+}
+
+
+@pytest.mark.parametrize("change", _CHANGES)
+@pytest.mark.parametrize("shifted", [True, False])
+def test_a_shift_that_is_changed_on_its_way_does_not_fold(change: str, shifted: bool) -> None:
+    """``3 * (x * gain + shift) @ W`` is not ``3 * x @ (gain * W) + shift @ W``; a gain alone folds."""
+
+    def body(b: Builder, x: str) -> str:
+        shift = [b.vector(HIDDEN)] if shifted else []
+        h = b.op("LayerNormalization", x, b.vector(HIDDEN, around=1), *shift, axis=-1)
+        return b.linear(_CHANGES[change](b, h), HIDDEN, FFN)
+
+    assert len(_facts(body).gains) == (0 if shifted else 1)
+
+
+@pytest.mark.parametrize("op", ["Add", "Sub"])
+def test_one_number_behind_a_gain_keeps_it(op: str) -> None:
+    """``(x * gain + 0.7) @ W`` is not ``(x + 0.7) @ (gain * W)``."""
+
+    def body(b: Builder, x: str) -> str:
+        h = b.op(op, b.op("Mul", b.op("Tanh", x), b.vector(HIDDEN, around=1)), b.constant(0.7))
+        return b.linear(h, HIDDEN, FFN)
+
+    assert _facts(body).gains == ()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("gemm", [True, False])
+def test_a_gain_behind_a_branch_folds_backward(bias: bool, gemm: bool) -> None:
+    """The stream reads it, so it goes into the columns of the linear in front, after the shift of the norm did."""
+
+    def body(b: Builder, x: str) -> str:
+        h = b.op("LayerNormalization", x, b.vector(HIDDEN, around=1), b.vector(HIDDEN), axis=-1)
+        if gemm:
+            flat = b.op("Reshape", h, b.ints(-1, HIDDEN))
+            y = b.op("Gemm", flat, b.matrix(HIDDEN, HIDDEN), *([b.vector(HIDDEN)] if bias else []), transB=1)
+            gained = b.op("Mul", y, b.vector(HIDDEN, around=1))
+            gained = b.op("Reshape", gained, b.op("Concat", b.op("Shape", "ids"), b.ints(-1), axis=0))
+        else:
+            gained = b.op("Mul", b.vector(HIDDEN, around=1), b.linear(h, HIDDEN, HIDDEN, bias=bias))
+        return b.linear(b.op("Add", x, gained), HIDDEN, FFN)
+
+    facts = _facts(body)
+    assert [(len(g.consumers), g.shift is not None) for g in facts.gains] == [(1 + bias, False), (1, True)]
+    assert [s.kind for s in facts.spaces] == ["R1"]
+
+
+@pytest.mark.parametrize("reader", ["output", "branch"])
+def test_a_linear_that_something_else_reads_takes_no_gain_backward(reader: str) -> None:
+    def body(b: Builder, x: str) -> str:
+        y = b.linear(x, HIDDEN, HIDDEN)
+        gained = b.op("Add", x, b.op("Mul", y, b.vector(HIDDEN, around=1)))
+        if reader == "output":
+            b.output(b.result(y, "extra"), ["b", "s", HIDDEN])
+            return b.linear(gained, HIDDEN, FFN)
+        return b.op("Add", b.linear(gained, HIDDEN, FFN), b.linear(b.op("Tanh", y), HIDDEN, FFN))
+
+    assert _facts(body).gains == ()

@@ -12,7 +12,8 @@ from onnx import TensorProto, helper
 
 from graphrot.analysis.analyze import analyze
 from graphrot.analysis.types import Facts
-from tests.analysis.graphs import FFN, GROUPS, HIDDEN, VOCAB, WIDTH, Builder, Hook, decoder, feeds_for, rms_norm
+from graphrot.errors import InputRefused
+from tests.analysis.graphs import FFN, GROUPS, HIDDEN, INT64, VOCAB, WIDTH, Builder, Hook, decoder, feeds_for, rms_norm
 from tests.analysis.rotated import relative_error
 
 EXACT = 1e-12
@@ -237,3 +238,13 @@ def test_facts_name_only_what_the_model_has() -> None:
             operand = node.inputs[use.input]
             assert operand is not None and operand.name == use.tensor and node.op_type == use.op
         assert all(o.tensor in values for o in space.online)
+
+
+def test_a_bias_that_does_not_fit_is_refused_by_node() -> None:
+    """The probe runs without the weights of linears, so ONNX Runtime does not see this there."""
+    b = Builder()
+    x = b.op("Gather", b.constant(b.rng.standard_normal((VOCAB, HIDDEN))), b.input("ids", ["n"], INT64))
+    b.result(b.op("Gemm", x, b.matrix(HIDDEN, FFN), b.constant(b.rng.standard_normal((FFN - 1, 1)))), "y")
+    b.output("y", ["n", FFN])
+    with pytest.raises(InputRefused, match="Gemm that makes 'y' do not fit"):
+        analyze(b.model())

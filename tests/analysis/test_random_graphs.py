@@ -1,0 +1,115 @@
+"""Random graphs: the analysis never fails on one, never hangs, and what it finds never changes an output.
+
+``GRAPHROT_FUZZ_GRAPHS=2000 pytest tests/analysis/test_random_graphs.py`` looks at more of them.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
+
+from graphrot.analysis.analyze import analyze
+from graphrot.analysis.types import Facts
+from graphrot.errors import GraphrotError
+from graphrot.evaluate.double import to_double
+from graphrot.model.onnxfile import open_onnx
+from tests.analysis.random_graphs import RandomGraph, broken
+from tests.analysis.rotated import rotated, run
+
+COUNT = int(os.environ.get("GRAPHROT_FUZZ_GRAPHS", "120"))
+TOLERANCE = 1e-9
+"""Of float64 copies; random graphs may divide by small numbers."""
+SINGLE = 1e-3
+
+_SETTINGS = settings(
+    max_examples=COUNT,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+class _Choices:
+    """Numbers from hypothesis, for one graph."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self._data = data
+
+    def __call__(self, below: int) -> int:
+        return self._data.draw(st.integers(0, below - 1))
+
+
+def _error(model: ir.Model, facts: Facts, feeds: dict[str, np.ndarray], *, must_run: bool = True) -> float:
+    """The largest error in units of what is tolerated; zero where a graph does not run or amplifies rounding."""
+    for double, tolerance in ((True, TOLERANCE), (False, SINGLE)):
+        floats = np.float64 if double else np.float32
+        typed = {n: x.astype(floats) if np.issubdtype(x.dtype, np.floating) else x for n, x in feeds.items()}
+        plain = to_double(model) if double else model
+        try:
+            expected = run(plain, typed)
+        except Exception:  # onnxruntime raises types of its own
+            continue
+        error = _distance(expected, run(rotated(model, facts, double=double).model, typed)) / tolerance
+        if (
+            error > 1
+            and _distance(expected, run(_disturbed(plain, 1e-13 if double else 1e-7), typed)) > tolerance / 100
+        ):
+            return 0.0
+        return error
+    assert not must_run
+    return 0.0
+
+
+def _distance(expected: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> float:
+    worst = 0.0
+    for name, goal in expected.items():
+        if goal.size and np.isfinite(goal).all():
+            worst = max(worst, float(np.abs(found[name] - goal).max() / max(1.0, np.abs(goal).max())))
+    return worst
+
+
+def _disturbed(model: ir.Model, amount: float) -> ir.Model:
+    """The model with every constant off by about its last digits."""
+    copy, rng = model.clone(), np.random.default_rng(0)
+    for value in copy.graph.initializers.values():
+        content = value.const_value
+        if content is not None and content.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+            numbers = content.numpy()
+            noise = 1 + amount * rng.standard_normal(numbers.shape)
+            value.const_value = ir.tensor((numbers * noise).astype(numbers.dtype), name=value.name)
+    return copy
+
+
+@_SETTINGS
+@given(st.data(), st.integers(1, 24))
+def test_what_is_found_never_changes_an_output(data: st.DataObject, steps: int) -> None:
+    graph = RandomGraph(_Choices(data), steps)
+    model = graph.model()
+    facts = analyze(model)
+    note(f"{len(model.graph)} nodes, {len(facts.spaces)} spaces")
+    assert _error(model, facts, graph.feeds()) <= 1
+
+
+@_SETTINGS
+@given(st.data(), st.integers(1, 16))
+def test_broken_graphs_are_refused_or_understood(data: st.DataObject, steps: int) -> None:
+    choices = _Choices(data)
+    graph = RandomGraph(choices, steps)
+    proto = ir.to_proto(graph.model())
+    broken(proto, choices)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        path.write_bytes(proto.SerializeToString())
+        try:
+            model = open_onnx(path)
+            facts = analyze(model)
+        except GraphrotError:
+            return
+        assert _error(model, facts, graph.feeds(), must_run=False) <= 1
