@@ -64,6 +64,9 @@ def convert(
 def inspect(model: str | Path | ModelObject, *, progress: Progress = silent) -> Inspection:
     """Find the rotation sites of a graph, without changing anything.
 
+    Rotary positions that an attention node applies inside do not count: :func:`convert` takes them out where R3
+    is asked for.
+
     Args:
         model: an .onnx file, a folder with ``model.onnx``, or a model in memory (see
             :func:`graphrot.convert.convert`).
@@ -73,17 +76,24 @@ def inspect(model: str | Path | ModelObject, *, progress: Progress = silent) -> 
         InputRefused: it is not a model that the analysis can run.
     """
     from graphrot.analysis.analyze import analyze
+    from graphrot.model.dequantize import dequantize
     from graphrot.model.interop import as_file
     from graphrot.model.load import load_onnx
+    from graphrot.model.onnxfile import OWN_MARK
+    from graphrot.model.rotary import unfuse_rotary
     from graphrot.model.widen import float_types, widen
     from graphrot.report.inspection import inspection
 
     with as_file(model) as path, TemporaryDirectory(prefix="graphrot-") as scratch:
         inside = path / "model.onnx"
         graph = load_onnx(inside if inside.is_file() else path)
+        if OWN_MARK not in graph.metadata_props:
+            dequantize(graph)
         if float_types(graph) is not None:
             graph, _ = widen(graph, Path(scratch))
-        return inspection(analyze(graph, progress=progress))
+        nodes = len(graph.graph)
+        unfuse_rotary(graph)
+        return inspection(replace(analyze(graph, progress=progress), nodes=nodes))
 
 
 def verify(

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -182,6 +182,8 @@ class _Job:
         self.seconds: dict[str, float] = {}
         self.notes: tuple[str, ...] = ()
         self.longest: int | None = None
+        self.opens_attention = False
+        """Rotary positions are taken out of attention nodes."""
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -214,6 +216,8 @@ class _Job:
         texts = Texts(tokenizer or source.tokenizer_dir, calibration)
         self._check(source, texts)
         with self.step("analysis"):
+            self.opens_attention = "R3" in self.recipe.sites if plan is None else _rotates(plan, "R3")
+            source = self._opened_up(source)
             facts = analyze(source.model, progress=self.progress)
         types = half_types(source.model, facts, source.floats, self.recipe.dtype)
         self.recipe = self.recipe.model_copy(update={"dtype": types.dtype})
@@ -312,6 +316,18 @@ class _Job:
         elif self.recipe.certificate is not None and texts.available:
             texts.tokens(1)
 
+    def _opened_up(self, source: Source) -> Source:
+        """The source with rotary positions outside of its attention nodes, where R3 is asked for.
+
+        Only the graph in memory changes: what the result is compared with is the file as it was.
+        """
+        from graphrot.model.rotary import unfuse_rotary
+
+        if not self.opens_attention:
+            return source
+        model = source.model.clone()
+        return replace(source, model=model) if unfuse_rotary(model) else source
+
     def _planned(self, facts: Facts, source: Source) -> RotationPlan:
         from graphrot.plan.build import PlanRequest, build_plan
 
@@ -359,7 +375,9 @@ class _Job:
                 source.path,
                 folder / "rotated.onnx",
                 plan,
-                rotate=lambda model: self._rotated(model, plan, "rotated64"),
+                rotate=lambda model: self._rotated(
+                    self._opened_up(replace(source, model=model)).model, plan, "rotated64"
+                ),
                 text=text,
                 window=window,
                 progress=self.progress,
@@ -429,3 +447,7 @@ class _Job:
             ) from error
         if not np.isfinite(logits).all():
             raise CheckFailed("The converted model's logits are not finite", do="report the model and the recipe")
+
+
+def _rotates(plan: RotationPlan, kind: str) -> bool:
+    return any(rotation.space.kind == kind for rotation in plan.rotations)

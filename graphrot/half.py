@@ -15,7 +15,7 @@ import onnx_ir as ir
 from graphrot.analysis.types import Facts
 from graphrot.emit.half import narrow
 from graphrot.errors import CheckFailed, InputRefused
-from graphrot.evaluate.compare import WINDOW, Reference, random_probes, text_probes
+from graphrot.evaluate.compare import WINDOW, Reference, fitting, random_probes, text_probes
 from graphrot.evaluate.session import open_decoder
 from graphrot.graph import WeightStore
 from graphrot.model.onnxfile import reopen_onnx
@@ -147,6 +147,7 @@ def measure_half(
         decoder = open_decoder(source)
         probes = random_probes(decoder.vocabulary, batch=decoder.batch, window=window)
         probes += text_probes(text, limit=len(text), window=window) if decoder.batch in (None, 1) else []
+        probes = fitting(probes, decoder)
         with Reference(decoder, probes, progress=progress, step=f"{types.dtype}: the source") as reference:
             del decoder
             save_model(narrowed, folder / "narrowed.onnx")

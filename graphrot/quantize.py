@@ -11,12 +11,12 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from graphrot.analysis.types import Facts, LinearRef
+from graphrot.analysis.types import CachePair, Facts, LinearRef
 from graphrot.emit.ort import emit_ort
 from graphrot.emit.portable import emit_portable
 from graphrot.emit.report import QuantizedEntry
 from graphrot.errors import InputRefused
-from graphrot.graph import WeightStore, node_of, read_constant, value_map
+from graphrot.graph import WeightStore, is_constant, node_of, read_constant, value_map
 from graphrot.passes.quantize_activations import QuantizeActivations
 from graphrot.passes.quantize_tables import QuantizeTables, TableItem
 from graphrot.passes.quantize_weights import QuantizeWeights, plain_name
@@ -85,7 +85,7 @@ def quantize(
     linears = current_linears(model, facts.linears)
     body = [linear for linear in linears if not linear.is_head]
     heads = [linear for linear in linears if linear.is_head]
-    tensors = _solve(model, body, recipe, texts, scratch, solved, longest, progress)
+    tensors = _solve(model, body, recipe, facts.caches, texts, scratch, solved, longest, progress)
     rounding = None
     if recipe.activation_bits is not None:
         rounding = QuantizeActivations(plan, body, bits=recipe.activation_bits)
@@ -141,6 +141,7 @@ def _solve(
     model: ir.Model,
     body: Sequence[LinearRef],
     recipe: Recipe,
+    caches: Sequence[CachePair],
     texts: Texts,
     scratch: Path,
     solved: SolvedGroups | None,
@@ -151,7 +152,8 @@ def _solve(
         return {}
     feeds = []
     if recipe.solver == "gptq":
-        feeds = calibration_feeds(model, texts.tokens(CALIBRATION_TOKENS), window=longest or CALIBRATION_WINDOW)
+        window = longest or CALIBRATION_WINDOW
+        feeds = calibration_feeds(model, texts.tokens(CALIBRATION_TOKENS), caches, window=window)
     return quantize_linears(
         model,
         body,
@@ -195,24 +197,41 @@ def _heads(model: ir.Model, heads: Sequence[LinearRef], recipe: Recipe) -> Itera
 
 
 def calibration_feeds(
-    model: ir.Model, tokens: np.ndarray, *, window: int = CALIBRATION_WINDOW
+    model: ir.Model, tokens: np.ndarray, caches: Sequence[CachePair] = (), *, window: int = CALIBRATION_WINDOW
 ) -> list[dict[str, np.ndarray]]:
     """Batches of graph inputs, one window of tokens each, caches empty.
 
     Args:
         model: a decoder.
         tokens: ``[T] int64``; a last window that is not full is left out, unless it is the only one.
-        window: tokens of a window, at most.
+        caches: what the analysis found; says how wide caches are whose declaration leaves it open.
+        window: tokens of a window, at most; no more than the model has positions for.
 
     Raises:
         InputRefused: an input that is not a decoder's.
     """
-    size = min(window, len(tokens))
+    size = min(window, len(tokens), _longest(model))
     windows = [tokens[start : start + size][None] for start in range(0, len(tokens) - size + 1, max(size, 1))]
-    return [{value.name or "": _feed(value, window) for value in model.graph.inputs} for window in windows if size]
+    known = {pair.past: pair for pair in caches}
+    return [
+        {value.name or "": _feed(value, window, known.get(value.name or "")) for value in model.graph.inputs}
+        for window in windows
+        if size
+    ]
 
 
-def _feed(value: ir.Value, window: np.ndarray) -> np.ndarray:
+def _longest(model: ir.Model) -> int:
+    """Tokens that the model's tables of rotary positions are for."""
+    longest = CALIBRATION_WINDOW
+    for node in model.graph:
+        position = {"GroupQueryAttention": 7, "RotaryEmbedding": 2}.get(node.op_type)
+        table = node.inputs[position] if position is not None and position < len(node.inputs) else None
+        if table is not None and node.domain == "com.microsoft" and is_constant(table):
+            longest = min(longest, read_constant(table).shape[0])
+    return longest
+
+
+def _feed(value: ir.Value, window: np.ndarray, cache: CachePair | None) -> np.ndarray:
     assert value.dtype is not None
     dtype = value.dtype.numpy()
     if value.name == "input_ids":
@@ -221,6 +240,8 @@ def _feed(value: ir.Value, window: np.ndarray) -> np.ndarray:
         return np.ones(window.shape, dtype)
     if value.name == "position_ids":
         return np.arange(window.shape[1], dtype=dtype)[None]
+    if cache is not None:
+        return np.zeros((1, cache.heads, 0, cache.width), dtype)
     shape = [] if value.shape is None else list(value.shape)
     if len(shape) != 4 or not isinstance(shape[1], int) or not isinstance(shape[3], int):
         raise InputRefused(

@@ -27,6 +27,7 @@ _WIDER: dict[int, frozenset[str]] = {
     16: frozenset(
         "GreaterOrEqual Identity If LeakyRelu LessOrEqual Loop PRelu Scan ScatterElements ScatterND Where".split()
     ),
+    17: frozenset({"LayerNormalization"}),
     18: frozenset("LpPool OptionalGetElement OptionalHasElement Pad Resize ScatterElements ScatterND".split()),
     19: frozenset(
         "AveragePool Cast CastLike Constant DequantizeLinear Equal Identity If Loop Pad QuantizeLinear Reshape Resize "
@@ -38,7 +39,10 @@ _WIDER: dict[int, frozenset[str]] = {
         "QuantizeLinear Reshape Scan Shape Size Squeeze Transpose Unsqueeze".split()
     ),
 }
-"""Per opset, the operators that it only extends: types, or attributes whose default is the old meaning."""
+"""Per opset, the operators that it only extends: types, or attributes whose default is the old meaning.
+
+LayerNormalization was ONNX Runtime's own, with the same meaning, before opset 17.
+"""
 
 _REDUCTIONS = frozenset(
     "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSumSquare".split()

@@ -11,6 +11,7 @@ from graphrot.analysis.labels import Labels, combine, concatenate, coordinates
 from graphrot.analysis.products import contract, mix, refuse_contraction
 from graphrot.analysis.visit import Visit
 
+_NORMS = "it normalizes queries and keys inside, behind which no transform can stand"
 _ROTARY = "it applies rotary positions inside (do_rotary=1), where no transform can stand behind them"
 
 
@@ -53,14 +54,17 @@ def grouped(v: Visit) -> None:
     if q is None or k is None or x is None:
         v.opaque()
         return
-    _run(v, q, k, x, pasts=(3, 4), presents=(1, 2), flat=True, rotary=bool(v.integer("do_rotary", 0)))
+    reason = _ROTARY if v.integer("do_rotary", 0) else ""
+    if v.value(14) is not None or v.value(15) is not None:
+        reason = _NORMS
+    _run(v, q, k, x, pasts=(3, 4), presents=(1, 2), flat=True, reason=reason)
 
 
 def multi_head(v: Visit) -> None:
     """MultiHeadAttention of com.microsoft: q, k, v, bias, padding mask, attention bias, past key, past value."""
     heads = v.integer("num_heads", 0)
     q, k, x = v.labels(0), v.labels(1), v.labels(2)
-    if q is None or k is None or x is None or v.value(3) is not None or v.has_output(3):
+    if q is None or k is None or x is None or v.has_output(3) or not _add_bias(v, (q, k, x)):
         v.opaque()
         return
     q4, k4, x4 = _heads(q, heads), _heads(k, heads), _heads(x, heads)
@@ -68,6 +72,21 @@ def multi_head(v: Visit) -> None:
         v.opaque()
         return
     _run(v, q4, k4, x4, pasts=(6, 7), presents=(1, 2), flat=True)
+
+
+def _add_bias(v: Visit, parts: tuple[Labels, Labels, Labels]) -> bool:
+    """The one bias for queries, keys and values, end to end; False if it cannot be followed."""
+    if v.value(3) is None:
+        return True
+    widths = [part.shape[-1] for part in parts]
+    bias = v.bias(3, (sum(widths),))
+    if bias is None or any(part.rank != 3 or part.squared for part in parts):
+        return False
+    start = 0
+    for part, width in zip(parts, widths, strict=True):
+        v.edge(part, bias[start : start + width].broadcast(part.shape, v.salt))
+        start += width
+    return True
 
 
 def _heads(labels: Labels, heads: int) -> Labels | None:
@@ -91,10 +110,12 @@ def _run(
     pasts: tuple[int, int],
     presents: tuple[int, int],
     flat: bool,
-    rotary: bool = False,
+    reason: str = "",
 ) -> None:
-    """The attention itself; ``pasts`` and ``presents`` are positions of the caches, ``flat`` the output's form."""
-    reason = _ROTARY if rotary else ""
+    """The attention itself; ``pasts`` and ``presents`` are positions of the caches, ``flat`` the output's form.
+
+    ``reason`` says why queries and keys cannot be rotated, if so.
+    """
     stored: list[Labels] = []
     for fresh, position, output in zip((k, x), pasts, presents, strict=True):
         past = v.labels(position)
@@ -110,13 +131,13 @@ def _run(
         if shape is not None:
             v.set(joined if joined.shape == shape else joined[:, :, : shape[2]], output)
     keys, values = stored
-    if rotary:
+    if reason:
         refuse_contraction(v, [q, keys], reason)
     else:
         contract(v, q, _repeat(keys, q.shape[1], v.salt))
     rows = _repeat(values, q.shape[1], v.salt)
     for position in range(len(v.node.inputs)):
-        if position not in (0, 1, 2, *pasts):
+        if position not in (0, 1, 2, *pasts) and not v.readable(position):
             v.block(v.labels(position), "it shapes the attention weights")
     result = mix(v, rows, (*q.shape[:3], rows.shape[3]))
     if flat:

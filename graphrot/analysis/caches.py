@@ -31,7 +31,8 @@ def find_caches(graph: Graph, ends: Record) -> list[CachePair]:
         if past is None or not past.name or past.name in taken or not _begins_with(labels, graph.labels[past]):
             continue
         taken.add(past.name)
-        pairs.append(CachePair(past.name, output.name))
+        _, heads, _, width = graph.labels[past].shape
+        pairs.append(CachePair(past.name, output.name, heads, width))
         _tie(ends, graph.labels[past], labels, len(pairs))
     return pairs
 

@@ -229,8 +229,9 @@ class Sizes:
         """Pairs of runs: every role has two sizes, none of them a static one.
 
         Some operators run only with one sequence at a time when there is a past, or one token at a time
-        for several sequences; graphs that hold them are probed with the later pairs. The last pair is for
-        graphs that run at batch 1 only.
+        for several sequences; graphs that hold them are probed with the later pairs. The third pair is for
+        graphs that run at batch 1 only, the last for those that take one token at a time, whatever the batch,
+        once there is a past.
         """
         taken = self.static_sizes()
         free = [n for n in range(2, 64) if n not in taken]
@@ -240,6 +241,7 @@ class Sizes:
             (Run(batch, sequence, past), Run(other_batch, other_sequence, other_past)),
             (Run(1, sequence, past), Run(other_batch, 1, other_past)),
             (Run(1, sequence, past), Run(1, other_sequence, other_past)),
+            (Run(batch, 1, past), Run(other_batch, other_sequence, 0)),
         ]
 
 

@@ -48,6 +48,28 @@ def matmul(v: Visit) -> None:
         _product(v, a, b)
 
 
+def fused_matmul(v: Visit) -> None:
+    """FusedMatMul of com.microsoft: ``alpha * A @ B``, or ``alpha * A @ B.T``, of constants or run-time tensors."""
+    a, b = v.labels(0), v.labels(1)
+    flips = [v.integer(name, 0) for name in ("transA", "transBatchA", "transBatchB")]
+    if any(flips) or a is None or a.squared or a.rank < 2:
+        v.opaque()
+        return
+    transposed = bool(v.integer("transB", 0))
+    if v.readable(1):
+        rank = len(v.shape_of_constant(1))
+        if rank < 2:
+            v.opaque()
+            return
+        consume(v, a, a.rank - 1, 1, rank - 1 if transposed else rank - 2)
+        v.source("weight", axes=[-1], operand=1, operand_axis=rank - 2 if transposed else rank - 1)
+    elif b is None or b.squared or b.rank < 2:
+        v.opaque()
+    else:
+        order = (*range(b.rank - 2), b.rank - 1, b.rank - 2)
+        _product(v, a, b.transpose(order) if transposed else b)
+
+
 def gemm(v: Visit) -> None:
     """Gemm by a constant weight, with an optional constant bias."""
     labels = v.labels(0)

@@ -64,6 +64,7 @@ MICROSOFT: Mapping[str, Handler] = {
     "SkipSimplifiedLayerNormalization": norms.norm,
     "GroupQueryAttention": attention.grouped,
     "MultiHeadAttention": attention.multi_head,
+    "FusedMatMul": products.fused_matmul,
 }
 
 

@@ -195,6 +195,10 @@ class CachePair:
 
     past: str
     present: str
+    heads: int
+    """``H``, also where the graph leaves it open."""
+    width: int
+    """``D``, likewise."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from graphrot.emit.half_states import States, assign, has_graph, limits
 from graphrot.folded import used_names
 from graphrot.graph import WeightStore, add_initializer, drop_unused_initializers, read_constant, unique_name
 from graphrot.model.floats import is_standard
+from graphrot.model.widen import forget_shapes
 from graphrot.progress import Progress, silent
 
 _FLOAT = ir.DataType.FLOAT
@@ -48,6 +49,7 @@ def narrow(
         InputRefused: a weight is too large for the half type.
     """
     model.graph.sort()
+    forget_shapes(model)
     _lift_constants(model)
     states = assign(model, half, dict(ends))
     _Narrowing(model, states, dict(ends), store, progress).run()

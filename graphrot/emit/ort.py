@@ -36,6 +36,11 @@ from graphrot.passes.share_shapes import share_shapes
 
 DOMAIN = "com.microsoft"
 
+_FLOAT16_KERNELS = frozenset(
+    "GroupQueryAttention HadamardTransform LayerNormalization MatMulNBits RMSNormalization RotaryEmbedding "
+    "SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
+)
+
 _BLOCK_NOTE = (
     "8-bit activations are rounded inside MatMulNBits, per token and block of at most 256 channels: finer than "
     "one scale per token"
@@ -123,7 +128,7 @@ def _lower(
         zeros = _row_zeros(writer, table, parts)
         ids = values[table.ids]
         values[table.node] = look_up_blocks(writer, lookup, ids, table, parts[0], parts[1], zeros, layout)
-    scales, channel_scales = _scales(writer, linear, parts[1], layout, float16)
+    scales, channel_scales = _scales(writer, linear, parts[1], layout, float16, alone=_runs_alone(data))
     operands = [values[rounding.input] if rounding is not None and inside else data, parts[0], scales, *parts[2:]]
     attributes = {
         "K": linear.in_features,
@@ -176,9 +181,13 @@ def _row_zeros(writer: NodeWriter, table: QuantizedTable, parts: tuple[ir.Value,
 
 
 def _scales(
-    writer: NodeWriter, linear: QuantizedLinear, stored: ir.Value, layout: BlockLayout, float16: bool
+    writer: NodeWriter, linear: QuantizedLinear, stored: ir.Value, layout: BlockLayout, float16: bool, *, alone: bool
 ) -> tuple[ir.Value, ir.Value | None]:
-    """What MatMulNBits takes for scales, ``[N, blocks]``, and what must be multiplied afterwards, ``[N]``."""
+    """What MatMulNBits takes for scales, ``[N, blocks]``, and what must be multiplied afterwards, ``[N]``.
+
+    ONNX Runtime runs a float16 node among float32 ones (``alone``) in float32, by casts around it; if its scales are
+    shared with other nodes it returns wrong numbers then (1.32). Such a node gets scales of its own.
+    """
     if stored.shape is not None and len(stored.shape) == 2:
         return stored, None
     assert stored.dtype is not None and stored.const_value is not None
@@ -188,7 +197,15 @@ def _scales(
     numbers = stored.const_value.numpy()
     common = _common_scale(numbers)
     rest = writer.weight(numbers / common, stored.dtype, f"{linear.tensor}.channel_scales")
+    if alone:
+        return writer.weight(np.full(shape, common, dtype), stored.dtype, f"{linear.tensor}.common_scales"), rest
     return writer.constant(np.full(shape, common, dtype), "common_scales"), rest
+
+
+def _runs_alone(data: ir.Value) -> bool:
+    """Whether what makes a linear's input has no float16 kernel on the CPU."""
+    maker = data.producer()
+    return maker is None or maker.op_type not in _FLOAT16_KERNELS
 
 
 def _common_scale(scales: np.ndarray) -> np.float32:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from graphrot.analysis.types import OnlineUse, WeightUse
 from graphrot.errors import CheckFailed
-from graphrot.evaluate.compare import TOLERANCE, WINDOW, Difference, Reference, random_probes, text_probes
+from graphrot.evaluate.compare import TOLERANCE, WINDOW, Difference, Reference, fitting, random_probes, text_probes
 from graphrot.evaluate.double import exact_in_double, to_double
 from graphrot.evaluate.session import DecoderSession, Unrunnable, open_decoder
 from graphrot.folded import Rotate, edit_operand, used_names
@@ -96,8 +96,9 @@ def _measure(
 ) -> Certificate:
     tolerance = TOLERANCE[dtype]
     decoder = _open(source, dtype)
-    drawn = random_probes(decoder.vocabulary, batch=decoder.batch, window=window)
+    drawn = fitting(random_probes(decoder.vocabulary, batch=decoder.batch, window=window), decoder)
     written = text_probes(text, limit=len(text), window=window) if decoder.batch in (None, 1) else []
+    written = fitting(written, decoder)
     probes = [*drawn, *written]
     with Reference(decoder, probes, progress=progress, step="certificate: the source") as reference:
         del decoder

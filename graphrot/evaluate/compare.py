@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 
 from graphrot.errors import InputRefused
 from graphrot.evaluate.perplexity import Decoder
+from graphrot.evaluate.session import DecoderSession
 from graphrot.progress import Progress, silent
 
 TOLERANCE = {
@@ -136,6 +137,13 @@ def longest_run(decoder: Decoder, most: int, *, batch: int | None = None) -> int
         middle = (taken + refused) // 2
         taken, refused = (middle, refused) if runs(middle) else (taken, middle)
     return taken or None
+
+
+def fitting(probes: Sequence[Probe], decoder: DecoderSession) -> list[Probe]:
+    """The probes, cut so that ``decoder`` can run them: one token at the end if it takes no more after a cache."""
+    if decoder.continues:
+        return list(probes)
+    return [replace(probe, cut=max(1, probe.tokens.shape[1] - 1)) for probe in probes]
 
 
 class Reference:

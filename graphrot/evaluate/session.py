@@ -13,8 +13,9 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from graphrot.errors import InputRefused
+from graphrot.evaluate.head_sizes import possible_head_sizes
 from graphrot.model.onnxfile import read_proto
 from graphrot.ops import library as native
 from graphrot.ops.runtime import runtime, too_new
@@ -47,6 +49,8 @@ _FLOATS = {
     onnx.TensorProto.DOUBLE: "float64",
 }
 """From the coarsest to the finest."""
+_OPEN = -1
+"""Stands for a width that the file does not say."""
 _EXACT_QDQ = ("session.qdq_matmulnbits_accuracy_level", "0")
 
 
@@ -109,7 +113,10 @@ class DecoderSession:
     ) -> None:
         runtime()
         self.path = self._place(model)
-        metadata, domains, self.dtype = _read_header(self.path)
+        proto = read_proto(self.path)
+        metadata, domains, self.dtype = _header(proto)
+        widths = possible_head_sizes(proto)
+        del proto
         options = ort.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads = threads or 0
@@ -138,6 +145,7 @@ class DecoderSession:
         outputs = {value.name: value for value in self._session.get_outputs()}
         self._caches = self._pair_caches(set(outputs), dict(sizes or {}))
         self._logits = self._find_logits(outputs)
+        self._find_width(widths)
         last = outputs[self._logits].shape[-1] if outputs[self._logits].shape else None
         self._vocabulary = last if isinstance(last, int) else None
 
@@ -145,6 +153,16 @@ class DecoderSession:
     def has_cache(self) -> bool:
         """Whether the file takes a KV cache."""
         return bool(self._caches)
+
+    @cached_property
+    def continues(self) -> bool:
+        """Whether several tokens can follow a cache at once. Some files take one at a time."""
+        tokens = np.zeros((self.batch or 1, 2), dtype=np.int64)
+        try:
+            self.run(tokens, self.run(tokens)[1])
+        except InputRefused:
+            return False
+        return True
 
     @property
     def batch(self) -> int | None:
@@ -232,12 +250,31 @@ class DecoderSession:
             if value.type not in _DTYPES or len(value.shape) != 4:
                 raise self._not_a_decoder(f"cache input {name!r} is {value.type} {value.shape}, not of rank 4")
             _, heads, _, width = (sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in value.shape)
-            if not isinstance(heads, int) or not isinstance(width, int):
-                raise self._not_a_decoder(f"cache input {name!r} leaves heads or width open: {value.shape}")
+            if not isinstance(heads, int):
+                raise self._not_a_decoder(f"cache input {name!r} leaves its heads open: {value.shape}")
+            width = width if isinstance(width, int) else _OPEN
             caches.append(_CacheInput(name, present, (0, heads, 0, width), _DTYPES[value.type]))
         if _TOKENS not in self._inputs:
             raise self._not_a_decoder(f"it has no input {_TOKENS!r}")
         return tuple(caches)
+
+    def _find_width(self, widths: Sequence[int]) -> None:
+        """Set the width that cache inputs leave open: the first with which a token runs."""
+        declared = self._caches
+        if all(entry.shape[3] != _OPEN for entry in declared):
+            return
+        for width in widths:
+            self._caches = tuple(
+                replace(entry, shape=(*entry.shape[:3], width)) if entry.shape[3] == _OPEN else entry
+                for entry in declared
+            )
+            try:
+                self.run(np.zeros((1, 1), dtype=np.int64))
+            except InputRefused:
+                continue
+            return
+        name = next(entry.name for entry in declared if entry.shape[3] == _OPEN)
+        raise self._not_a_decoder(f"cache input {name!r} leaves its width open, and it runs with none of {widths}")
 
     def _find_logits(self, outputs: Mapping[str, Any]) -> str:
         presents = {entry.present for entry in self._caches}
@@ -274,12 +311,11 @@ def target_of(metadata: Mapping[str, str]) -> str | None:
     return target if isinstance(target, str) else None
 
 
-def _read_header(path: Path) -> tuple[dict[str, str], frozenset[str], str]:
+def _header(proto: onnx.ModelProto) -> tuple[dict[str, str], frozenset[str], str]:
     """The model's metadata, the domains of its operators, and its coarsest float type.
 
     Read from the protobuf itself, whose memory goes back at once; graph objects would stay in the heap.
     """
-    proto = read_proto(path)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     ends = (value.type.tensor_type.elem_type for value in (*proto.graph.input, *proto.graph.output))
     found = {*ends, *(tensor.data_type for tensor in proto.graph.initializer if len(tensor.dims) > 1)}

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from graphrot.evaluate.compare import TOLERANCE, WINDOW, Reference, longest_run, random_probes, text_probes
+from graphrot.evaluate.compare import TOLERANCE, WINDOW, Reference, fitting, longest_run, random_probes, text_probes
 from graphrot.evaluate.session import open_decoder
 from graphrot.evaluate.text import encode_file
 from graphrot.progress import Progress, silent
@@ -65,6 +65,7 @@ def verify(
             limit=TEXT_TOKENS,
             window=window,
         )
+    probes = fitting(probes, first)
     with Reference(first, probes, progress=progress, step="verify: the first model") as reference:
         types = {"float32", first.dtype}
         del first

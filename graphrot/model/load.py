@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import onnx_ir as ir
 
 from graphrot.errors import InputRefused
+from graphrot.model.dequantize import dequantize, write_float
 from graphrot.model.files import path_of, sha256_of, tokenizer_folder
 from graphrot.model.finished import exported
 from graphrot.model.hub import fetch, is_hub_id
@@ -116,9 +117,9 @@ def load_onnx(path: Path) -> ir.Model:
 
 
 def _load_onnx(path: Path, workdir: Path) -> Source:
-    model, opened = _opened(path, workdir)
-    digest = sha256_of([path, *external_files(model)])
-    return Source(model, "onnx", path.name, digest, tokenizer_folder(path.absolute().parent), opened)
+    opened = _opened(path, workdir)
+    words = tokenizer_folder(path.absolute().parent)
+    return Source(opened.model, "onnx", path.name, opened.digest, words, opened.path, opened.notes, opened.floats)
 
 
 def _load_object(given: ModelObject, workdir: Path) -> Source:
@@ -128,13 +129,25 @@ def _load_object(given: ModelObject, workdir: Path) -> Source:
     path = workdir / "source.onnx"
     write_object(given, path)
     with naming(given, path):
-        model, opened = _opened(path, workdir)
-    digest = sha256_of([path, *external_files(model)])
-    return Source(model, "object", describe(given), digest, None, opened)
+        opened = _opened(path, workdir)
+    return Source(
+        opened.model, "object", describe(given), opened.digest, None, opened.path, opened.notes, opened.floats
+    )
 
 
-def _opened(path: Path, workdir: Path) -> tuple[ir.Model, Path]:
-    """The model of a file and the file that it is: one of an old format, changed when it is opened, is written anew.
+@dataclass(frozen=True)
+class _Opened:
+    """A model as it is worked with, the file that it is mapped from, and what was found on the way."""
+
+    model: ir.Model
+    path: Path
+    digest: str
+    notes: tuple[str, ...] = ()
+    floats: FloatTypes = field(default_factory=FloatTypes)
+
+
+def _opened(path: Path, workdir: Path) -> _Opened:
+    """Open a file; one of an old format, or with quantized weights, is written anew.
 
     Raises:
         InputRefused: it is not usable as a source.
@@ -142,13 +155,18 @@ def _opened(path: Path, workdir: Path) -> tuple[ir.Model, Path]:
     model = open_onnx(path)
     changed = check_interface(model, path)
     refuse_own(model, path)
+    digest = sha256_of([path, *external_files(model)])
+    losses = dequantize(model)
     refuse_quantized(model, path)
+    if losses is not None:
+        made, place = write_float(model, workdir / "float")
+        return _Opened(made, place, digest, losses.notes(), losses.floats)
     if not changed:
-        return model, path
+        return _Opened(model, path, digest)
     workdir.mkdir(parents=True, exist_ok=True)
-    made = workdir / "renewed.onnx"
-    save_model(model, made)
-    return open_onnx(made), made
+    renewed = workdir / "renewed.onnx"
+    save_model(model, renewed)
+    return _Opened(open_onnx(renewed), renewed, digest)
 
 
 def _load_gguf(path: Path, workdir: Path, progress: Progress) -> Source:

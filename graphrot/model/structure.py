@@ -28,6 +28,9 @@ KNOWN_DOMAINS = frozenset(
 )
 """Domains whose operators ONNX Runtime, or this package, defines."""
 
+RUNTIME_OPS = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
+"""Operators that ONNX Runtime has in the standard domain at every opset: before the standard, or without it."""
+
 _UPGRADE = "pip install -U onnx onnxruntime, or export the model at an older opset"
 
 
@@ -71,6 +74,43 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
             yield attribute.g
         elif attribute.type == onnx.AttributeProto.GRAPHS:
             yield from attribute.graphs
+
+
+def hide_runtime_ops(proto: onnx.ModelProto) -> None:
+    """Move operators that ONNX Runtime alone has in the standard domain to its own one, in place.
+
+    The checker, which knows the standard only, leaves nodes of other domains alone.
+
+    Args:
+        proto: a copy that is only looked at.
+    """
+    opsets = {entry.domain: entry.version for entry in proto.opset_import}
+    _hide(proto.graph.node, opsets.get("", opsets.get("ai.onnx", 1)))
+    for function in proto.functions:
+        inside = {entry.domain: entry.version for entry in function.opset_import}
+        if _hide(function.node, inside.get("", 1)) and "com.microsoft" not in inside:
+            function.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    if "com.microsoft" not in opsets:
+        proto.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+
+
+def _hide(nodes: Iterable[onnx.NodeProto], opset: int) -> bool:
+    found = False
+    for node in nodes:
+        if node.domain in ("", "ai.onnx") and node.op_type in RUNTIME_OPS and not _in_standard(node.op_type, opset):
+            node.domain = "com.microsoft"
+            found = True
+        for graph in subgraphs(node):
+            found |= _hide(graph.node, opset)
+    return found
+
+
+def _in_standard(op_type: str, opset: int) -> bool:
+    try:
+        onnx.defs.get_schema(op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return False
+    return True
 
 
 def node_label(node: onnx.NodeProto, place: int | None = None) -> str:

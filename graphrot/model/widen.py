@@ -104,6 +104,7 @@ def widen(model: ir.Model, folder: Path) -> tuple[ir.Model, Path]:
             _widen_type(value)
         for node in function:
             _widen_attributes(node)
+    forget_shapes(model)
     _drop_idle_casts(model)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "widened.onnx"
@@ -116,6 +117,18 @@ def _graphs(model: ir.Model) -> Iterator[ir.Graph]:
     yield from model.graphs()
     for function in model.functions.values():
         yield from function.subgraphs()
+
+
+def forget_shapes(model: ir.Model) -> None:
+    """Drop the declared shapes of what nodes make; a runtime infers them.
+
+    Some builders declare wrong ones, by which ONNX Runtime plans its buffers. With casts in other places a model
+    that ran would fail.
+    """
+    for node in model.graph:
+        for output in node.outputs:
+            if not output.is_graph_output():
+                output.shape = None
 
 
 def _values(graph: ir.Graph | ir.GraphView) -> Iterator[ir.Value]:

@@ -274,6 +274,7 @@ def test_quantized_already(op: str, model: Path, tmp_path: Path, refuse: Refuse)
     scale = numpy_helper.from_array(np.float32(1), "scale")
     packed = numpy_helper.from_array(np.zeros((4, 1, 16), np.uint8), "packed")
     scales = numpy_helper.from_array(np.ones(4, np.float32), "scales")
+    order = numpy_helper.from_array(np.zeros(32, np.int32), "order")
     weight = numpy_helper.from_array(np.zeros((32, 4), np.int8), "w")
     makers: dict[str, Callable[[], Path]] = {
         "QuantizeLinear": lambda: _write(
@@ -293,9 +294,9 @@ def test_quantized_already(op: str, model: Path, tmp_path: Path, refuse: Refuse)
         ),
         "MatMulNBits": lambda: _write(
             tmp_path / "q.onnx",
-            [helper.make_node(op, ["x", "packed", "scales"], ["y"], name="round", domain="com.microsoft",
+            [helper.make_node(op, ["x", "packed", "scales", "", "order"], ["y"], name="round", domain="com.microsoft",
                               K=32, N=4, bits=4, block_size=32)],
-            {"x": x}, {"y": (1, [2, 4])}, [packed, scales],
+            {"x": x}, {"y": (1, [2, 4])}, [packed, scales, order],
         ),
         "GatherBlockQuantized": lambda: _write(
             tmp_path / "q.onnx",
