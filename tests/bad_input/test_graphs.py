@@ -62,7 +62,8 @@ def test_not_a_transformer_elsewhere(perceptron: Path, refuse: Refuse, capsys: p
     refuse(3, ["eval", perceptron, "--text", __file__], *words)
     refuse(3, ["generate", perceptron, "--prompt", "x"], *words)
     assert run(["inspect", str(perceptron)]) == 0
-    assert "R1  refused at x (graph input): it is the graph input 'x'" in capsys.readouterr().out
+    found = capsys.readouterr().out  # what happens to be rotatable in it; there is no stream of tokens to explain
+    assert "R4     1 sites  online" in found and "R1" not in found
 
 
 def test_a_network_of_convolutions(tmp_path: Path, refuse: Refuse) -> None:
