@@ -136,7 +136,7 @@ def test_the_folder_keeps_working_in_genai(options: dict[str, object], tmp_path:
     folder = tmp_path / "folder"
     shutil.copytree(source, folder)
     settings: dict[str, object] = {"recipe": "rotate-only", "certificate": None} | options
-    graphrot.convert(source / "model.onnx", output=tmp_path / "made", **settings)  # type: ignore[arg-type]
+    graphrot.convert(source / "model.onnx", output=tmp_path / "made", **settings)
     for name in ("model.onnx", "model.onnx.data"):
         shutil.copy(tmp_path / "made" / name, folder / name)
     answers = [_generate(place) for place in (source, folder)]

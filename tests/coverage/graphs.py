@@ -44,7 +44,7 @@ def _scripted(source: Any, opset: int) -> ir.Model:
     torch.onnx.export(
         source.module,
         source.inputs,
-        buffer,  # type: ignore[arg-type]
+        buffer,
         opset_version=opset,
         input_names=names,
         output_names=["out"],

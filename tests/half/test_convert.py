@@ -177,7 +177,7 @@ def test_the_portable_file_runs_literally(tmp_path: Path) -> None:
     """In ``onnx.reference``, where every operator rounds to float16."""
     source, output = tiny_onnx("gpt2"), tmp_path / "half"
     options = {"recipe": "rotate-only", "target": "portable", "certificate": None}
-    graphrot.convert(source, output=output, dtype="float16", **options)  # type: ignore[arg-type]
+    graphrot.convert(source, output=output, dtype="float16", **options)
     model = ir.load(output / "model.onnx")
     tokens = np.random.default_rng(2).integers(0, VOCAB, (1, 7))
     feeds: dict[str, np.ndarray] = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}

@@ -61,7 +61,7 @@ def test_a_norm_in_one_operator(op: str, tmp_path: Path) -> None:
 def test_the_transform(construction: str, tmp_path: Path) -> None:
     """A row of 50,000 with mixed signs: its unscaled sums would reach 1536 * 50,000."""
     block = 512 if construction == "block-hadamard" else None
-    matrix = MatrixRef(construction, 1536, block=block)  # type: ignore[arg-type]
+    matrix = MatrixRef(construction, 1536, block=block)
     x = ir.Value(name="x", shape=ir.Shape(["t", 1536]), type=ir.TensorType(ir.DataType.FLOAT))
     node = hadamard_node(x, matrix, "y")
     model = ir.Model(ir.Graph([x], node.outputs, nodes=[node], opset_imports={"": 21}), ir_version=10)
@@ -80,7 +80,7 @@ def outliers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama whose residual stream carries 50,000 in one channel, from the embedding to the last norm."""
     model = tiny_llama()
     with torch.no_grad():
-        model.model.embed_tokens.weight[:, 7] = LARGE  # type: ignore[union-attr, operator, index]
+        model.model.embed_tokens.weight[:, 7] = LARGE
     path = tmp_path_factory.mktemp("outliers") / "model.onnx"
     export_decoder(model, path)
     return path
@@ -89,7 +89,7 @@ def outliers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("rotations", ["hadamard", None])
 def test_a_whole_model(rotations: str | None, outliers: Path, tmp_path: Path) -> None:
     options = {"recipe": "rotate-only"} if rotations else {"recipe": "w4a16", "solver": "rtn", "rotations": None}
-    graphrot.convert(outliers, output=tmp_path / "half", dtype="float16", target="portable", **options)  # type: ignore[arg-type]
+    graphrot.convert(outliers, output=tmp_path / "half", dtype="float16", target="portable", **options)
     tokens = np.random.default_rng(2).integers(0, VOCAB, (1, 9))
     source, _ = open_decoder(outliers).run(tokens)
     model = ir.load(tmp_path / "half" / "model.onnx")
@@ -98,7 +98,7 @@ def test_a_whole_model(rotations: str | None, outliers: Path, tmp_path: Path) ->
     for value in model.graph.inputs:
         if value.dtype == F16:
             assert value.shape is not None
-            feeds[str(value.name)] = np.zeros((1, value.shape[1], 0, value.shape[3]), np.float16)  # type: ignore[arg-type]
+            feeds[str(value.name)] = np.zeros((1, value.shape[1], 0, value.shape[3]), np.float16)
     names = {str(value.name) for value in model.graph.inputs}
     literal = run_literally(model, tmp_path, {name: array for name, array in feeds.items() if name in names})
     assert all(np.isfinite(array).all() for array in literal)
