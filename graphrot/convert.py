@@ -339,6 +339,7 @@ class _Job:
             embedding_bits=recipe.embedding_bits,
             head_bits=recipe.head_bits,
             recipe=recipe.model_dump(),
+            online_r1=recipe.online_r1,
         )
         return build_plan(facts, request, source_hash=source.sha256)
 

@@ -77,6 +77,8 @@ class Recipe(BaseModel):
     rotations: Literal["hadamard", "random", "block-hadamard", "auto"] | None = "hadamard"
     only: tuple[Site, ...] | None = None
     """Which sites to rotate; None: what :attr:`sites` says."""
+    online_r1: bool = False
+    """Take R1 also where norms behind the branches keep it from being merged: transforms in every layer."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of the random signs (hadamard, block-hadamard) or matrices (random)."""
     weights: Bits | None = None
@@ -154,6 +156,8 @@ class Recipe(BaseModel):
             raise _refuse("'only' names no site", "only", "name some of R1, R2, R3, R4, or use --rotations none")
         if self.only is not None and len(set(self.only)) != len(self.only):
             raise _refuse("'only' names a site twice", "only", "name each site once")
+        if self.online_r1 and "R1" not in self.sites:
+            raise _refuse("'online_r1' is about R1, which is not rotated", "online_r1", "leave it out, or rotate R1")
         if self.rotations is None and not self.quantizes:
             raise _refuse(
                 "Nothing to do: rotations are none and nothing is quantized", "rotations", "ask for one of the two"

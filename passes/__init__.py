@@ -1,11 +1,12 @@
 """The graph-rewrite passes, one a file, in the order in which they run.
 
 1. :class:`~graphrot.passes.tie_table.TieTable`
-2. :class:`~graphrot.passes.fold_gains.FoldGains`
-3. :class:`~graphrot.passes.fold_rotations.FoldRotations`
-4. :class:`~graphrot.passes.insert_online.InsertOnline`
-5. :class:`~graphrot.passes.share_table.ShareTable`
-6. :class:`~graphrot.passes.share_shapes.ShareShapes`
+2. :class:`~graphrot.passes.split_gains.SplitGains`
+3. :class:`~graphrot.passes.fold_gains.FoldGains`
+4. :class:`~graphrot.passes.fold_rotations.FoldRotations`
+5. :class:`~graphrot.passes.insert_online.InsertOnline`
+6. :class:`~graphrot.passes.share_table.ShareTable`
+7. :class:`~graphrot.passes.share_shapes.ShareShapes`
 
 Up to here every pass keeps the model's outputs. The quantizing passes follow.
 """
@@ -18,10 +19,12 @@ from graphrot.passes.fold_rotations import FoldRotations
 from graphrot.passes.insert_online import InsertOnline
 from graphrot.passes.share_shapes import ShareShapes
 from graphrot.passes.share_table import ShareTable
+from graphrot.passes.split_gains import SplitGains
 from graphrot.passes.tie_table import TieTable
 
 ROTATION_PASSES: tuple[type[GraphPass], ...] = (
     TieTable,
+    SplitGains,
     FoldGains,
     FoldRotations,
     InsertOnline,
@@ -38,5 +41,6 @@ __all__ = [
     "PassReport",
     "ShareShapes",
     "ShareTable",
+    "SplitGains",
     "TieTable",
 ]

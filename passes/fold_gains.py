@@ -62,9 +62,9 @@ class FoldGains(GraphPass):
         for consumer in fold.consumers:
             self._consume(model, consumer, gain, shift, values, names)
         if fold.form == "norm":
-            _neutral(model, node, fold.gain_input, 1.0, names)
+            make_neutral(model, node, fold.gain_input, 1.0, names)
             if fold.shift_input is not None:
-                _neutral(model, node, fold.shift_input, 0.0, names)
+                make_neutral(model, node, fold.shift_input, 0.0, names)
             return
         if fold.shift_node is not None:
             assert fold.shift_input is not None
@@ -108,7 +108,8 @@ def _operand(node: ir.Node, index: int) -> ir.Value:
     return value
 
 
-def _neutral(model: ir.Model, node: ir.Node, index: int, number: float, names: set[str]) -> None:
+def make_neutral(model: ir.Model, node: ir.Node, index: int, number: float, names: set[str]) -> None:
+    """Exchange a constant operand for one of its shape that holds ``number`` throughout."""
     old = _operand(node, index)
     numbers = read_constant(old)
     fresh = add_initializer(

@@ -15,6 +15,7 @@ from graphrot.analysis.provenance import Provenance
 from graphrot.analysis.refusals import find_refusals
 from graphrot.analysis.scope import Scope
 from graphrot.analysis.spaces import Spaces
+from graphrot.analysis.streams import open_ends
 from graphrot.analysis.tied import find_tied
 from graphrot.analysis.types import Facts
 from graphrot.progress import Progress, silent
@@ -51,6 +52,7 @@ def analyze(model: ir.Model, *, sizes: Mapping[str, int] | None = None, progress
     provenance = Provenance(scope, probe)
     tell("folding gains", 2, _STEPS)
     gains = fold_gains(provenance)
+    open_ends(provenance)
     tell("finding rotations", 3, _STEPS)
     partition = Partition(provenance.graph.table, [record for _, record in provenance.all_records()])
     spaces = Spaces(provenance, partition)

@@ -135,7 +135,11 @@ def _multiply_constant(v: Visit, labels: Labels, position: int) -> None:
             v.set(labels.renamed(v.salt, _indices(size, labels.shape)))
             return
     if v.node.op_type == "Mul" and v.readable(position):
-        v.block(labels, reason)
+        data = v.value(1 - position)
+        if v.node in v.graph.open and data is not None:
+            v.leave(labels, data, v.node)
+        else:
+            v.block(labels, reason)
         v.source("gain", operand=position)
         return
     v.opaque(reason)

@@ -71,7 +71,10 @@ def _apply_gain(v: Visit, labels: Labels, position: int) -> None:
         v.set(passed)
         _add_shift(v, passed, position + 1)
     elif v.readable(position):
-        v.block(labels, "it multiplies each channel by its own gain")
+        if v.node in v.graph.open:
+            v.leave(labels, v.node.outputs[0], v.node)
+        else:
+            v.block(labels, "it multiplies each channel by its own gain")
         v.source("gain", axes=[-1], operand=position)
     else:
         v.opaque("its gain is computed at run time")

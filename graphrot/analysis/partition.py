@@ -37,7 +37,7 @@ class Partition:
         self._left = np.concatenate([*left, empty])
         self._right = np.concatenate([*right, empty])
         self._weights = np.concatenate([*weights, empty.astype(np.uint64)])
-        self.coordinate_of = _components(self.total, self._left, self._right)
+        self.coordinate_of = components(self.total, self._left, self._right)
         self._by_edges()
         self.blocks = self._collect()
 
@@ -100,7 +100,7 @@ def _classes(*columns: np.ndarray) -> np.ndarray:
     return np.unique(combine(*columns), return_inverse=True)[1].reshape(-1)
 
 
-def _components(total: int, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def components(total: int, left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """The smallest id that each id is connected with (label propagation with pointer jumping)."""
     root = np.arange(total)
     while left.size:

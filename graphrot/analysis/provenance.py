@@ -120,6 +120,20 @@ class Provenance:
                         heapq.heappush(waiting, self.scope.index[user])
         self._outputs()
 
+    def open(self, ends: Iterable[ir.Node | ir.Value], between: Iterable[ir.Node]) -> None:
+        """Let online transforms stand at these ends of streams; labels stay as they are.
+
+        Args:
+            ends: nodes whose gain stays, graph inputs and outputs.
+            between: those nodes at which one stream ends and another begins.
+        """
+        self.graph.between.update(between)
+        for end in ends:
+            self.graph.open.add(end)
+            if isinstance(end, ir.Node):
+                self._visit(self.scope.index[end], end)
+        self._outputs()
+
     def _inputs(self) -> None:
         """Caches start channels of their own, per head and element; other float inputs too, but blocked."""
         for value in self.scope.model.graph.inputs:
@@ -167,12 +181,20 @@ class Provenance:
         """Graph outputs stay in their own basis, but for caches that come back as inputs."""
         self.ends = Record()
         self.caches = find_caches(self.graph, self.ends)
-        for value in self.scope.model.graph.outputs:
+        for number, value in enumerate(self.scope.model.graph.outputs):
             labels = self.graph.labels.get(value)
-            if labels is not None and value.name not in {pair.present for pair in self.caches}:
+            if labels is None or value.name in {pair.present for pair in self.caches}:
+                continue
+            if value in self.graph.open and (node := value.producer()) is not None:
+                visit = Visit(self.graph, node, len(self.scope.nodes) + number)
+                visit.leave(labels, value, None)
+                self.ends.keys += visit.record.keys
+                self.ends.edges += visit.record.edges
+                self.ends.exits += visit.record.exits
+            else:
                 self.ends.blocks.append(Block(labels.channels, f"it is the graph output {value.name!r}", value))
         paired = {pair.past for pair in self.caches}
         for value in self.scope.model.graph.inputs:
             labels = self.graph.labels.get(value)
-            if labels is not None and value.name not in paired:
+            if labels is not None and value.name not in paired and value not in self.graph.open:
                 self.ends.blocks.append(Block(labels.channels, f"it is the graph input {value.name!r}", value))

@@ -10,10 +10,11 @@ import onnx_ir as ir
 
 from graphrot.analysis.labels import Source
 from graphrot.analysis.partition import Partition
+from graphrot.analysis.places import reached
 from graphrot.analysis.provenance import Provenance
 from graphrot.analysis.scope import node_name
 from graphrot.analysis.spaces import Spaces
-from graphrot.analysis.types import EmbeddingRef, Refusal, SpaceKind
+from graphrot.analysis.types import EmbeddingRef, Refusal, RotationSpace, SpaceKind, places
 from graphrot.analysis.visit import Consumer
 
 
@@ -27,10 +28,12 @@ def find_refusals(
     """
     search = _Search(provenance, partition, spaces)
     found: list[Refusal] = [*spaces.refused]
-    rotated = {use.node for space in spaces.spaces if space.kind == "R1" for use in space.producers}
+    streams = [space for space in spaces.spaces if space.kind == "R1"]
+    rotated = {use.node for space in streams for use in space.producers}
     for embedding in embeddings:
-        if embedding.node not in rotated:
+        if embedding.node not in rotated and (search.read(embedding) or not _leads_in(provenance, embedding, streams)):
             found.append(search.embedding(embedding))
+    found.extend(_within(space) for space in streams if space.optional)
     for node, record in provenance.all_records():
         for contraction in record.contractions:
             if node is not None and not search.covered(contraction.ids):
@@ -46,8 +49,27 @@ def find_refusals(
     return tuple(sorted(unique.values(), key=lambda r: (order.get(r.node, len(order)), r.kind)))
 
 
-_NO_LOOKUP = "the channels that the linears read begin here, and this is no lookup in a constant table"
-_LOOKUP = "look token embeddings up with Gather from a constant [V, D] or [D, V] table"
+def _leads_in(provenance: Provenance, embedding: EmbeddingRef, streams: Sequence[RotationSpace]) -> bool:
+    """The table's rows become a stream only behind a transform."""
+    entries = {use.tensor for space in streams for use in space.online}
+    start = [node for node in provenance.scope.nodes if node_name(node) == embedding.node]
+    behind = (output.name for node in reached(provenance.scope, start) for output in node.outputs)
+    return not entries.isdisjoint(behind)
+
+
+def _within(space: RotationSpace) -> Refusal:
+    """Why R1 is not merged where norms stand in the stream or behind its branches."""
+    count = len(space.online) + len(space.exits)
+    place, op = (space.online[0].tensor, space.online[0].op) if space.online else (places(space)[0], space.exits[0].op)
+    return Refusal(
+        kind=space.kind,
+        node=place,
+        op=op,
+        reason="its gain stays between two parts of the stream, or a branch and the stream, so R1 cannot be merged",
+        change=f"--online-r1 puts {count} transform{'s' * (count > 1)} of size {space.dim} in, for every token",
+    )
+
+
 _STAYS = "its gain is not read by constant matmuls alone, so it cannot fold"
 
 
@@ -87,9 +109,24 @@ class _Search:
     def covered(self, ids: np.ndarray) -> bool:
         return bool(self._covered[ids].all())
 
-    def embedding(self, embedding: EmbeddingRef) -> Refusal:
+    def _table(self, embedding: EmbeddingRef) -> Source | None:
         tables = (s for s in self._provenance.graph.table.sources if s.kind == "table")
-        source = next((s for s in tables if s.value.name == embedding.node), None)
+        return next((s for s in tables if s.value.name == embedding.node), None)
+
+    def read(self, embedding: EmbeddingRef) -> bool:
+        """Linears read the table's rows, or sums with them."""
+        source = self._table(embedding)
+        if source is None:
+            return True
+        family = self._family(source.ids)
+        return any(
+            np.isin(consumer.labels.channels, family).any()
+            for _, record in self._provenance.all_records()
+            for consumer in record.consumers
+        )
+
+    def embedding(self, embedding: EmbeddingRef) -> Refusal:
+        source = self._table(embedding)
         if source is None:
             culprit = _Culprit(embedding.node, "Gather", "its rows are not followed")
         else:
@@ -133,7 +170,7 @@ class _Search:
         if not added:
             return []
         first = owners[max(added, key=lambda root: len(readers[root]))][0]
-        return [_refusal("R1", _at(first.node or first.value, _NO_LOOKUP), _LOOKUP)]
+        return [_refusal("R1", self._culprit(first.ids))]
 
     def _kind(self, ids: np.ndarray) -> SpaceKind:
         """What would have been looked for: by where the channels come from."""

@@ -15,11 +15,15 @@ from typing import TypeVar
 import numpy as np
 import onnx_ir as ir
 
-from graphrot.analysis.labels import Source
+from graphrot.analysis.labels import Labels, Source
+from graphrot.analysis.online import online_use
 from graphrot.analysis.partition import Partition
+from graphrot.analysis.places import inner
 from graphrot.analysis.provenance import Provenance
 from graphrot.analysis.scope import node_name
+from graphrot.analysis.streams import is_stream
 from graphrot.analysis.types import (
+    OnlineExit,
     OnlineUse,
     Placement,
     Refusal,
@@ -29,7 +33,7 @@ from graphrot.analysis.types import (
     WeightUse,
     encode_runs,
 )
-from graphrot.analysis.visit import Consumer, Record
+from graphrot.analysis.visit import Consumer, Exit, Record
 
 T = TypeVar("T")
 
@@ -44,6 +48,14 @@ class Reader:
 
 
 @dataclass
+class Leaving:
+    """The groups of positions in which the blocks stand along the rows of an exit."""
+
+    exit: Exit
+    groups: dict[int, list[np.ndarray]]
+
+
+@dataclass
 class Site:
     """Blocks that share one matrix."""
 
@@ -51,23 +63,27 @@ class Site:
     sources: list[Source]
     readers: list[Reader] = field(default_factory=list)
     contractions: list[ir.Node] = field(default_factory=list)
+    exits: list[Leaving] = field(default_factory=list)
     mixed: bool = False
     mean: bool = False
     broken: Consumer | None = None
     """A consumer that does not read whole blocks: the site is lost."""
 
+    entries: set[int] = field(default_factory=set)
+    """Sources behind which a transform must stand, by index."""
+
     @property
     def online(self) -> bool:
-        return any(s.kind in ("opaque", "gain") for s in self.sources)
+        return bool(self.entries or self.exits)
 
     def kind(self) -> SpaceKind:
-        """Names for people; an embedding's space that needs online help is not R1."""
+        """Names for people."""
         if self.contractions:
             return "R3"
-        if any(s.kind == "table" for s in self.sources):
-            return "other" if self.online else "R1"
         if self.mixed:
             return "R2"
+        if any(s.kind == "table" for s in self.sources) or (self.readers and is_stream(self.sources)):
+            return "R1"
         starts = {s.kind for s in self.sources} - {"bias"}
         windows = self.readers and all(r.consumer.node.op_type == "Conv" for r in self.readers)
         return "R4" if starts == {"opaque"} and not windows else "other"
@@ -102,6 +118,7 @@ class Spaces:
         for members in by_coordinates.values():
             owners = {int(self.partition.source_of[blocks[b][0]]) for b in members}
             site = Site(members, [table.sources[i] for i in sorted(owners)])
+            site.entries = {s.index for s in site.sources if self._starts_online(s)}
             sites.append(site)
             site_of.update(dict.fromkeys(members, site))
         for node, record in self.provenance.all_records():
@@ -111,6 +128,11 @@ class Spaces:
                 self._refuse_broken(site.kind(), site.broken)
         return [s for s in sites if s.broken is None and (s.readers or s.contractions)]
 
+    def _starts_online(self, source: Source) -> bool:
+        return source.kind in ("opaque", "gain") or (
+            source.kind == "input" and source.value in self.provenance.graph.open
+        )
+
     def _attach(self, site_of: Mapping[int, Site], node: ir.Node | None, record: Record) -> None:
         for consumer in record.consumers:
             reader = self._reader(consumer)
@@ -118,6 +140,10 @@ class Spaces:
                 site.readers.append(reader)
                 if not self._whole(reader, site):
                     site.broken = site.broken or consumer
+        for end in record.exits:
+            leaving = Leaving(end, self._groups(end.labels, end.labels.rank - 1))
+            for site in _distinct(site_of[b] for b in leaving.groups):
+                site.exits.append(leaving)
         for contraction in record.contractions:
             assert node is not None
             for site in self._touched(site_of, contraction.ids):
@@ -134,8 +160,11 @@ class Spaces:
         return _distinct(site_of[b] for b in blocks if b in site_of)
 
     def _reader(self, consumer: Consumer) -> Reader:
+        return Reader(consumer, self._groups(consumer.labels, consumer.axis))
+
+    def _groups(self, labels: Labels, axis: int) -> dict[int, list[np.ndarray]]:
         """Where the blocks stand in the first row; keys and edges make all rows alike."""
-        row = consumer.labels.rows(consumer.axis)[0]
+        row = labels.rows(axis)[0]
         ids, copies = row.ids, row.copies
         block = self.partition.block_of[ids]
         order = np.lexsort((self.partition.coordinate_of[ids], copies, block))
@@ -144,7 +173,7 @@ class Spaces:
         for part in np.split(order, np.flatnonzero(change) + 1):
             if int(block[part[0]]) in self.partition.blocks:
                 groups[int(block[part[0]])].append(part)
-        return Reader(consumer, dict(groups))
+        return dict(groups)
 
     def _whole(self, reader: Reader, site: Site) -> bool:
         """Every group of the site's blocks holds each channel of its block once."""
@@ -201,17 +230,21 @@ class Spaces:
             ]
             if source.kind in ("weight", "table", "bias"):
                 producers.append(_producer(source, [x - source.base for x in ids]))
-            elif source.kind in ("opaque", "gain"):
-                use = _online(source, [x - source.base for x in ids])
+            elif source.index in first.entries:
+                use = online_use(self.provenance, source, ids)
                 if use is None:
                     if first.kind() != "other":
-                        self._refuse_online(first.kind(), source)
+                        place = source.node or source.value
+                        self._refuse_online(first.kind(), place)
                     return None
                 online.append(use)
             elif not _whole_rows(source, [x - source.base for x in ids]):
                 self._refuse_cache(first.kind(), sites)
                 return None
-        caches = [s.value.name or "" for s in sources if s.kind == "input"]
+        exits = self._exits(sites, orders)
+        if exits is None:
+            return None
+        caches = [s.value.name or "" for s in sources if s.kind == "input" and s.index not in first.entries]
         nodes = _distinct(n for site in sites for n in site.contractions)
         return RotationSpace(
             id="",
@@ -225,17 +258,46 @@ class Spaces:
             cache_inputs=tuple(caches),
             cache_outputs=tuple(self._cache_pairs[c] for c in caches),
             mean_preserving=first.mean,
+            exits=exits,
+            optional=first.kind() == "R1" and first.online and inner(self.provenance, sources, *_places(sites)),
         )
+
+    def _exits(self, sites: Sequence[Site], orders: Sequence[np.ndarray]) -> tuple[OnlineExit, ...] | None:
+        """Inverse transforms, in graph order; None (and a refusal) where the channels do not tile the rows."""
+        found: dict[int, tuple[Leaving, list[list[int]]]] = {}
+        for site, order in zip(sites, orders, strict=True):
+            for leaving in site.exits:
+                entry = found.setdefault(id(leaving), (leaving, []))
+                entry[1].extend(part[order].tolist() for block in site.blocks for part in leaving.groups.get(block, []))
+        made: list[OnlineExit] = []
+        for leaving, groups in found.values():
+            node, value = leaving.exit.node, leaving.exit.value
+            width = leaving.exit.labels.shape[-1]
+            size = self.partition.blocks[sites[0].blocks[0]].size
+            tiles = [list(range(start, start + size)) for start in range(0, width, size)]
+            if sorted(groups) != tiles:
+                self._refuse_online(sites[0].kind(), node or value)
+                return None
+            groups_of = tuple(encode_runs(tile) for tile in tiles)
+            name = "" if node is None else node_name(node)
+            made.append(
+                OnlineExit(name, "graph output" if node is None else node.op_type, value.name or "", groups_of, width)
+            )
+        return tuple(made)
 
     def _basis(self, site: Site, sources: Sequence[Source]) -> np.ndarray:
         """The order of coordinates: positions in the first online tensor, or the order of the first channels."""
         for source in sources:
-            if source.kind not in ("opaque", "gain"):
+            if source.index not in site.entries:
                 continue
             for block in site.blocks:
                 ids = self.partition.blocks[block]
                 if self.partition.source_of[ids[0]] == source.index:
                     return np.argsort(ids, kind="stable")
+        for leaving in site.exits:
+            for block in site.blocks:
+                for part in leaving.groups.get(block, []):
+                    return np.argsort(part, kind="stable")
         return np.arange(self.partition.blocks[site.blocks[0]].size)
 
     def _consumers(self, sites: Sequence[Site], orders: Sequence[np.ndarray]) -> tuple[WeightUse, ...]:
@@ -263,13 +325,12 @@ class Spaces:
             )
         return tuple(uses)
 
-    def _refuse_online(self, kind: SpaceKind, source: Source) -> None:
-        assert source.node is not None
+    def _refuse_online(self, kind: SpaceKind, place: ir.Node | ir.Value) -> None:
         self.refused.append(
             Refusal(
                 kind=kind,
-                node=node_name(source.node),
-                op=source.node.op_type,
+                node=(place.name or "") if isinstance(place, ir.Value) else node_name(place),
+                op="end of the graph" if isinstance(place, ir.Value) else place.op_type,
                 reason="the channels that may rotate there are not equal blocks that tile the last axis, "
                 "so no online transform can stand behind it",
             )
@@ -286,6 +347,13 @@ class Spaces:
         self.refused.append(Refusal(kind=kind, node=node_name(first), op=first.op_type, reason=reason))
 
 
+def _places(sites: Sequence[Site]) -> tuple[list[Source], list[Exit], list[ir.Node]]:
+    """Of sites that make one space: where channels come in and leave by transforms, and the linears that read them."""
+    entries = [s for s in sites[0].sources if s.index in sites[0].entries]
+    exits = [leaving.exit for site in sites for leaving in site.exits]
+    return entries, exits, _distinct(r.consumer.node for site in sites for r in site.readers)
+
+
 def _producer(source: Source, groups: list[np.ndarray]) -> WeightUse:
     assert source.node is not None and source.operand is not None and source.operand_axis is not None
     operand = source.node.inputs[source.operand]
@@ -299,31 +367,6 @@ def _producer(source: Source, groups: list[np.ndarray]) -> WeightUse:
         axis=source.operand_axis,
         groups=_sorted_groups(groups),
         role=role,  # type: ignore[arg-type]
-    )
-
-
-def _online(source: Source, groups: list[np.ndarray]) -> OnlineUse | None:
-    """Groups along the last axis, the same for all indices of other axes; None if they are not so."""
-    last = len(source.shape) - 1
-    if not source.axes or source.axes[-1] != last:
-        return None
-    width = source.shape[last]
-    by_row: dict[int, list[list[int]]] = defaultdict(list)
-    for ids in groups:
-        rows = np.unique(ids // width)
-        if rows.size != 1:
-            return None
-        by_row[int(rows[0])].append((ids % width).tolist())
-    size = groups[0].size
-    tiles = [list(range(start, start + size)) for start in range(0, width, size)]
-    if len(by_row) != source.count // width or any(sorted(g) != tiles for g in by_row.values()):
-        return None
-    assert source.node is not None and source.value.name
-    return OnlineUse(
-        tensor=source.value.name,
-        op=source.node.op_type,
-        groups=tuple(encode_runs(tile) for tile in tiles),
-        width=width,
     )
 
 

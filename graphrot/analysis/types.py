@@ -84,6 +84,23 @@ class OnlineUse:
 
 
 @dataclass(frozen=True)
+class OnlineExit:
+    """A place where rotated channels are read in their own basis: the inverse transform must stand in front of it.
+
+    ``node`` is the first output of a norm (the transform stands between the norm and its gain) or of another node that
+    reads ``tensor``; an empty string where the graph output ``tensor`` itself is the reader. ``groups`` are positions
+    along the **last** axis.
+    """
+
+    node: str
+    op: str
+    tensor: str
+    groups: tuple[Runs, ...]
+    width: int
+    """Length of the last axis."""
+
+
+@dataclass(frozen=True)
 class RotationSpace:
     """A set of channels that one orthogonal matrix may act on.
 
@@ -105,6 +122,14 @@ class RotationSpace:
     cache_outputs: tuple[str, ...] = ()
     mean_preserving: bool = False
     """The matrix must map the all-ones vector to itself (a LayerNorm reads the space)."""
+    exits: tuple[OnlineExit, ...] = ()
+    optional: bool = False
+    """Online transforms would have to stand within the layers: their number grows with depth."""
+
+
+def places(space: RotationSpace) -> tuple[str, ...]:
+    """Names of the nodes (or ends of the graph) where online transforms of a space stand."""
+    return (*(use.tensor for use in space.online), *(end.node or end.tensor for end in space.exits))
 
 
 @dataclass(frozen=True)

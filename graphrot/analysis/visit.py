@@ -71,6 +71,16 @@ class Contraction:
     """Why no rotation can cancel here, if so."""
 
 
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """Rows of ``labels`` along their last axis, which may be turned back in front of ``node``, or of a graph output."""
+
+    labels: Labels
+    node: ir.Node | None
+    value: ir.Value
+    """The run-time tensor that is read, the one before the gain where ``node`` is a norm."""
+
+
 @dataclass(slots=True)
 class Record:
     """All that one node contributes."""
@@ -84,6 +94,7 @@ class Record:
     """Ids of tensors whose rows are averaged with run-time weights (attention values)."""
     means: list[np.ndarray] = field(default_factory=list)
     """Ids whose matrix must keep the all-ones vector."""
+    exits: list[Exit] = field(default_factory=list)
     labels: dict[ir.Value, Labels] = field(default_factory=dict)
     cut: bool = False
     """The node was not understood as linear: its output starts new channels."""
@@ -109,6 +120,10 @@ class Graph:
         self.selected: dict[ir.Value, Selected] = {}
         self.folded: set[ir.Node] = set()
         """Nodes whose gain (or shift) has been folded forward: they are visited as if it were neutral."""
+        self.open: set[ir.Node | ir.Value] = set()
+        """Ends of a stream where an online transform may stand: nodes whose gain stays, graph inputs and outputs."""
+        self.between: set[ir.Node] = set()
+        """Those nodes among them that end one stream and begin the next (norms in the stream itself)."""
 
 
 class Visit:
@@ -287,6 +302,13 @@ class Visit:
 
     def mean(self, labels: Labels) -> None:
         self.record.means.append(labels.channels)
+
+    def leave(self, labels: Labels, value: ir.Value, node: ir.Node | None) -> None:
+        """Whole rows are read here in their own basis, and may be turned back first."""
+        self.key_rows(labels, range(labels.rank - 1), "it reads a part of the channels")
+        rows = labels.rows(labels.rank - 1)
+        self.edge(rows, rows[:1])
+        self.record.exits.append(Exit(labels, node, value))
 
     def opaque(self, reason: str | None = None) -> None:
         """The node is not understood: what it reads stays in its own basis, what it makes starts anew."""

@@ -13,7 +13,10 @@ from graphrot.cli.stop import STOP
 from graphrot.recipe import DEFAULT_RECIPE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from graphrot.converted import Converted
+    from graphrot.report.manifest import RotationPart
 
 _RECIPE = "Recipe"
 _FILES = "Files"
@@ -35,6 +38,14 @@ def convert(
     ] = None,
     only: Annotated[
         str | None, typer.Option(metavar="R1,R2,R3,R4", help="Rotate these sites only.", rich_help_panel=_RECIPE)
+    ] = None,
+    online_r1: Annotated[
+        bool | None,
+        typer.Option(
+            "--online-r1",
+            help="Rotate the residual stream also where that needs transforms in every layer (norms behind branches).",
+            rich_help_panel=_RECIPE,
+        ),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed of signs and random matrices.", rich_help_panel=_RECIPE)
@@ -115,6 +126,7 @@ def convert(
     options: dict[str, Any] = {
         "rotations": rotations,
         "only": only,
+        "online_r1": online_r1,
         "seed": seed,
         "weights": weights,
         "group": group,
@@ -160,6 +172,8 @@ def summary(result: Converted, output: Path) -> list[str]:
         kinds[rotation.kind] = kinds.get(rotation.kind, 0) + 1
     rotated = ", ".join(f"{kind} x{count}" for kind, count in sorted(kinds.items())) or "nothing"
     lines = [f"written    {output}", f"rotated    {rotated}"]
+    online = _transforms(report.plan.rotations)
+    lines += [f"online     {online}"] if online else []
     notes = {r.matrix["note"] for r in report.plan.rotations if "note" in r.matrix}
     lines += [f"note       {note}" for note in sorted(notes)]
     lines += [f"refused    {r.kind} at {r.node} ({r.op}): {r.reason}" for r in report.plan.refused]
@@ -190,3 +204,13 @@ def summary(result: Converted, output: Path) -> list[str]:
     steps = ", ".join(f"{step} {seconds:.1f}" for step, seconds in report.seconds.items() if seconds >= 0.05)
     lines.append(f"time       {sum(report.seconds.values()):.1f} s ({steps})")
     return lines
+
+
+def _transforms(rotations: Sequence[RotationPart]) -> str:
+    """What the online rotations cost: transforms that run for every token, by kind and size."""
+    counts: dict[tuple[str, int], int] = {}
+    for rotation in rotations:
+        if rotation.transforms:
+            counts[rotation.kind, rotation.dim] = counts.get((rotation.kind, rotation.dim), 0) + rotation.transforms
+    parts = [f"{kind} {count} of size {dim}" for (kind, dim), count in sorted(counts.items())]
+    return f"Hadamard transforms for every token: {', '.join(parts)}" if parts else ""

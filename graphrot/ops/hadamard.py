@@ -46,13 +46,14 @@ ATTRIBUTES = {
 _OLDEST_OPSET = 15  # CastLike
 
 
-def hadamard_node(x: ir.Value, matrix: MatrixRef, output_name: str) -> ir.Node:
+def hadamard_node(x: ir.Value, matrix: MatrixRef, output_name: str, *, transpose: bool = False) -> ir.Node:
     """The node that transforms ``x`` by a structured matrix without signs.
 
     Args:
         x: ``[..., blocks * size]``; shape and type pass on to the output.
         matrix: hadamard, hartley or block-hadamard. Signs belong into folds and are refused here.
         output_name: name of the output; a free name.
+        transpose: transform by the transposed matrix, which is the inverse.
 
     Returns:
         A node that is in no graph yet, named like its output.
@@ -67,11 +68,11 @@ def hadamard_node(x: ir.Value, matrix: MatrixRef, output_name: str) -> ir.Node:
             why="random signs and mean-preserving matrices exist in folded rotations only",
         )
     split = reference_split(matrix)
-    factor = factor_matrix(split)
+    factor = np.ascontiguousarray(factor_matrix(split).T if transpose else factor_matrix(split))
     left, right = split.levels // 2, split.levels - split.levels // 2
     attributes = [
         ir.AttrInt64("size", split.size),
-        ir.AttrString("construction", split.construction),
+        ir.AttrString("construction", f"{split.construction} transposed" if transpose else split.construction),
         ir.AttrFloat32("scale", split.size**-0.5),
         ir.AttrTensor("factor", ir.tensor(factor if split.is_hadamard else factor.astype(np.float32))),
         ir.AttrTensor("left", ir.tensor(sylvester(left))),

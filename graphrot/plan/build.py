@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from graphrot.analysis.types import Facts, GainFold, Refusal, RotationSpace, SpaceKind, TiedHead
+from graphrot.analysis.types import Facts, GainFold, Refusal, RotationSpace, SpaceKind, TiedHead, places
 from graphrot.plan.tie import matrix_name, redirect, touches_head
 from graphrot.plan.types import MatrixRef, Rotation, RotationPlan
 from graphrot.rotation.orthogonal import choose_matrix
@@ -22,12 +22,13 @@ class PlanRequest:
 
     Args:
         kinds: the kinds of spaces to rotate.
-        rotations: the matrices of merged spaces; online ones are always plain Hadamard transforms,
-            because they must be fast (QuaRot, section 4).
+        rotations: the matrices of merged spaces; online ones are always Hadamard transforms, because they
+            must be fast (QuaRot, section 4), and but for R1 without signs.
         seed: seed of signs and random matrices.
         embedding_bits: 8 or 4, or None for float.
         head_bits: likewise.
         recipe: the whole recipe, kept in the plan as a record.
+        online_r1: take R1 also where its transforms stand within the layers.
     """
 
     kinds: tuple[SpaceKind, ...]
@@ -36,6 +37,7 @@ class PlanRequest:
     embedding_bits: int | None = None
     head_bits: int | None = None
     recipe: dict[str, Any] = field(default_factory=dict)
+    online_r1: bool = False
 
 
 def build_plan(facts: Facts, request: PlanRequest, *, source_hash: str) -> RotationPlan:
@@ -56,10 +58,14 @@ def build_plan(facts: Facts, request: PlanRequest, *, source_hash: str) -> Rotat
         for space in facts.spaces:
             if space.kind not in request.kinds:
                 continue
+            if space.optional and not request.online_r1:
+                continue
             if space.placement == "online" and space.mean_preserving:
                 refusals.append(_mean_refusal(space))
             else:
                 rotations.append(Rotation(space=space, matrix=_matrix(space, request), placement=space.placement))
+    lifted = {(r.space.kind, place) for r in rotations if r.space.optional for place in places(r.space)}
+    refusals = [r for r in refusals if (r.kind, r.node) not in lifted]
     gains = _needed_gains(facts.gains, rotations)
     tie = _keep_tied(facts.tied, request, rotations, gains)
     taken = tuple(rotations)
@@ -82,21 +88,24 @@ def build_plan(facts: Facts, request: PlanRequest, *, source_hash: str) -> Rotat
 def _mean_refusal(space: RotationSpace) -> Refusal:
     return Refusal(
         kind=space.kind,
-        node=space.online[0].tensor,
-        op=space.online[0].op,
+        node=places(space)[0],
+        op=(*space.online, *space.exits)[0].op,
         reason="a LayerNorm reads these channels, and a fast transform does not keep their mean",
         change="an RMSNorm in its place",
     )
 
 
 def _matrix(space: RotationSpace, request: PlanRequest) -> MatrixRef:
-    if space.placement == "online":
-        return choose_matrix(space.dim, rotations="hadamard", seed=None, mean_preserving=space.mean_preserving)
     assert request.rotations is not None
+    kind = request.rotations
+    if space.placement == "online":
+        if space.kind != "R1":
+            return choose_matrix(space.dim, rotations="hadamard", seed=None, mean_preserving=space.mean_preserving)
+        kind = "hadamard" if kind == "random" else kind
     number = int(space.id.rpartition(".")[2]) if "." in space.id else 0
     entropy = (request.seed, _KIND_NUMBER[space.kind], number)
     seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
-    return choose_matrix(space.dim, rotations=request.rotations, seed=seed, mean_preserving=space.mean_preserving)
+    return choose_matrix(space.dim, rotations=kind, seed=seed, mean_preserving=space.mean_preserving)
 
 
 def _needed_gains(gains: Sequence[GainFold], rotations: Sequence[Rotation]) -> tuple[GainFold, ...]:

@@ -40,7 +40,7 @@ class RefusedSite(_Part):
 
 
 class Inspection(_Part):
-    """Sites and refusals of one graph."""
+    """Sites and refusals of one graph. A site that is an option is refused, with the option in ``change``."""
 
     sites: list[Site]
     refused: list[RefusedSite]
@@ -51,7 +51,7 @@ class Inspection(_Part):
 def inspection(facts: Facts) -> Inspection:
     """Facts in the form that is printed."""
     return Inspection(
-        sites=[_site(space) for space in facts.spaces],
+        sites=[_site(space) for space in facts.spaces if not space.optional],
         refused=[RefusedSite(**asdict(refusal)) for refusal in facts.refused],
         nodes=facts.nodes,
         opset=facts.opset,

@@ -221,13 +221,15 @@ def decoder(
 
 
 def feeds_for(model: ir.Model, *, batch: int = 2, sequence: int = 5, past: int = 3, seed: int = 7) -> dict[str, Any]:
-    """Random inputs by rank and type: ids, positions and masks are integers, caches floats."""
+    """Random inputs by rank and type: ids, positions and masks are integers, caches and embeddings floats."""
     rng = np.random.default_rng(seed)
     feeds: dict[str, Any] = {}
     for value in model.graph.inputs:
         assert value.shape is not None and value.name
         if len(value.shape) == 4:
             feeds[value.name] = rng.standard_normal((batch, value.shape[1], past, value.shape[3]))
+        elif value.dtype == ir.DataType.FLOAT:
+            feeds[value.name] = rng.standard_normal((batch, sequence, value.shape[2]))
         elif "mask" in value.name:
             feeds[value.name] = np.ones((batch, sequence + past), dtype=np.int64)
         elif "position" in value.name:

@@ -6,12 +6,14 @@ Independent of the passes on purpose: facts that are wrong or incomplete must sh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from graphrot.analysis.types import Facts, GainFold, RotationSpace, WeightUse, decode_runs
+from graphrot.analysis.norms import NORM_OPS, gain_and_shift
+from graphrot.analysis.types import Facts, GainFold, OnlineExit, RotationSpace, WeightUse, decode_runs
 from graphrot.evaluate.double import to_double
 from graphrot.graph import node_of, read_constant, value_map
 
@@ -105,6 +107,7 @@ class _Work:
         self._operands: dict[tuple[str, int], np.ndarray] = {}
         self._shifts: dict[str, np.ndarray] = {}
         self._online: list[tuple[str, np.ndarray]] = []
+        self._exits: list[tuple[OnlineExit, np.ndarray]] = []
 
     def _operand(self, use: WeightUse) -> np.ndarray:
         key = (use.node, use.input)
@@ -144,6 +147,12 @@ class _Work:
                 positions = decode_runs(group)
                 full[np.ix_(positions, positions)] = matrix
             self._online.append((online.tensor, full))
+        for end in space.exits:
+            full = np.eye(end.width)
+            for group in end.groups:
+                positions = decode_runs(group)
+                full[np.ix_(positions, positions)] = matrix.T
+            self._exits.append((end, full))
         for name in (*space.cache_inputs, *space.cache_outputs):
             self.caches[name] = matrix
 
@@ -162,8 +171,43 @@ class _Work:
                 self._fill(node_of(self._values, fold.shift_node), fold.shift_input, 0.0)
         for name, shift in self._shifts.items():
             self._behind(name, "Add", shift)
+        for end, matrix in self._exits:
+            self._leave(end, matrix)
         for name, matrix in self._online:
             self._behind(name, "MatMul", matrix)
+
+    def _leave(self, end: OnlineExit, matrix: np.ndarray) -> None:
+        """The inverse in front of a reader; for a norm, between it and its gain."""
+        if not end.node or end.op not in NORM_OPS:
+            value = self._values[end.tensor]
+            product = ir.node("MatMul", [value, self._constant(matrix)])
+            made = product.outputs[0]
+            made.type = value.type
+            if end.node:
+                reader = node_of(self._values, end.node)
+                for k, operand in enumerate(reader.inputs):
+                    if operand is value:
+                        reader.replace_input_with(k, made)
+            else:
+                outputs = self.model.graph.outputs
+                outputs[next(k for k, o in enumerate(outputs) if o is value)] = made
+                value.name, made.name = f"{end.tensor}_rotated", end.tensor
+            self._insert(value, product)
+            return
+        node = node_of(self._values, end.node)
+        gain, shift = gain_and_shift(node)
+        numbers = [None if k is None else read_constant(cast(ir.Value, node.inputs[k])) for k in (gain, shift)]
+        self._fill(node, gain, 1.0)
+        if shift is not None:
+            self._fill(node, shift, 0.0)
+        name = end.node
+        if numbers[1] is not None:
+            self._behind(name, "Add", numbers[1])
+            name = f"{end.node}_before_Add"
+            self._values[name] = node.outputs[0]
+        self._behind(name, "Mul", cast(np.ndarray, numbers[0]))
+        self._values[f"{name}_before_Mul"] = node.outputs[0]
+        self._behind(f"{name}_before_Mul", "MatMul", matrix)
 
     def _fill(self, node: ir.Node, position: int, number: float) -> None:
         value = node.inputs[position]
@@ -177,11 +221,17 @@ class _Work:
         made.type = value.type
         value.replace_all_uses_with(made, replace_graph_outputs=True)
         node.replace_input_with(0, value)
-        value.name, made.name = f"{name}_before_{op}", name
-        producer = value.producer()
-        assert producer is not None
-        self.model.graph.insert_after(producer, node)
+        if not value.is_graph_input():
+            value.name, made.name = f"{name}_before_{op}", name
+        self._insert(value, node)
         self._values[name] = made
+
+    def _insert(self, value: ir.Value, node: ir.Node) -> None:
+        producer = value.producer()
+        if producer is None:
+            self.model.graph.insert_before(self.model.graph[0], node)
+        else:
+            self.model.graph.insert_after(producer, node)
 
     def _constant(self, array: np.ndarray) -> ir.Value:
         name = f"constant_{len(self.model.graph.initializers)}"

@@ -64,6 +64,12 @@ def _masked_heads(b: Builder, x: str) -> str:
     return b.op("Mul", x, b.constant(b.rng.uniform(0.5, 2, (GROUPS, 1, WIDTH))))
 
 
+def _dequantized(b: Builder, x: str) -> str:
+    weight = b.op("DequantizeLinear", b.constant(np.ones((FFN, FFN)), np.int8), b.constant(0.1))
+    b.output(b.result(b.op("MatMul", x, weight), "extra"), ["batch", "sequence", FFN])
+    return x
+
+
 def _values_read(b: Builder, x: str) -> str:
     b.output(b.result(b.op("ReduceMax", x, b.ints(3), keepdims=1), "extremes"), ["batch", GROUPS, "sequence", 1])
     return x
@@ -74,9 +80,6 @@ CASES = {
     "constant for each channel on the residual stream": ({"residual": _one_channel_less}, "R1", "Mul"),
     "captured by a subgraph": ({"residual": _captured}, "R1", "ReduceMax"),
     "channels picked at run time": ({"residual": _picked_channels}, "R1", "ReduceMax"),
-    "hidden states are an output": ({"residual": _also_output(["batch", "sequence", HIDDEN])}, "R1", "Identity"),
-    "embedding is an output": ({"embedded": _also_output(["batch", "sequence", HIDDEN])}, "R1", "Identity"),
-    "normed states are an output": ({"final": _also_output(["batch", "sequence", HIDDEN])}, "R1", "Identity"),
     "activation is an output": ({"activation": _also_output(["batch", "sequence", FFN])}, "R4", "Identity"),
     "values scaled by element": ({"values": _masked_heads, "cache": False}, "R2", "Mul"),
     "values looked at": ({"values": _values_read}, "R2", "ReduceMax"),
@@ -89,7 +92,8 @@ def test_the_node_in_the_way_is_named(case: str) -> None:
     options, kind, op = CASES[case]
     model, _ = decoder(**options)  # type: ignore[arg-type]
     facts = analyze(model)
-    missing = Counter({"R1": 1, "R2": 1, "R3": 1, "R4": 1}) - _kinds(facts)
+    whole = Counter(s.kind for s in facts.spaces if s.kind != "R1" or s.placement == "merged")
+    missing = Counter({"R1": 1, "R2": 1, "R3": 1, "R4": 1}) - whole
     found = [r for r in facts.refused if r.kind == kind]
     if case == "values scaled by element":
         # The scaled values start new channels: an online rotation may stand there, a merged one not.
@@ -104,8 +108,8 @@ def test_the_node_in_the_way_is_named(case: str) -> None:
 
 
 def test_the_reason_names_the_output() -> None:
-    model, _ = decoder(residual=_also_output(["batch", "sequence", HIDDEN]))
-    (refusal,) = [r for r in analyze(model).refused if r.kind == "R1"]
+    model, _ = decoder(activation=_also_output(["batch", "sequence", FFN]))
+    (refusal,) = [r for r in analyze(model).refused if r.kind == "R4"]
     assert "graph output 'extra'" in refusal.reason
 
 
@@ -161,12 +165,26 @@ def test_columns_of_a_table_are_an_embedding() -> None:
 @pytest.mark.parametrize(
     ("lookup", "op"), [(_one_hot, "MatMul"), (_computed_table, "Gather"), (_elements, "GatherElements")]
 )
-def test_an_embedding_that_is_not_recognized_is_named(lookup: Callable[[Builder, str], str], op: str) -> None:
+def test_behind_an_embedding_that_is_not_recognized_a_transform_may_stand(
+    lookup: Callable[[Builder, str], str], op: str
+) -> None:
+    """But for a product by a constant, which is a linear like others."""
     facts, error = _embedded_by(lookup)
-    assert "R1" not in _kinds(facts)
+    (r1,) = [s for s in facts.spaces if s.kind == "R1"]
+    assert [use.op for use in r1.online] == [op][: op != "MatMul"] and not r1.optional and not r1.exits
+    assert facts.refused == () and error <= EXACT
+
+
+def test_a_stream_that_begins_anywhere_and_is_looked_at_is_refused() -> None:
+    def looked_at(b: Builder, ids: str) -> str:
+        x = _elements(b, ids)
+        b.output(b.result(b.op("ReduceMax", x, b.ints(2), keepdims=0), "extremes"), ["batch", "sequence"])
+        return x
+
+    facts, error = _embedded_by(looked_at)
     (refusal,) = [r for r in facts.refused if r.kind == "R1"]
-    assert refusal.op == op and "no lookup" in refusal.reason and "Gather" in refusal.change
-    assert error <= EXACT
+    assert "R1" not in _kinds(facts) and error <= EXACT
+    assert refusal.op == "ReduceMax" and refusal.reason
 
 
 def test_a_model_without_a_residual_stream_has_no_r1_to_explain() -> None:
@@ -177,13 +195,14 @@ def test_a_model_without_a_residual_stream_has_no_r1_to_explain() -> None:
     assert not [r for r in analyze(b.model()).refused if r.kind == "R1"]
 
 
-def test_post_norms_need_online_help_and_are_not_r1() -> None:
+def test_post_norms_need_online_help_and_are_an_option() -> None:
     """A norm behind the residual branch: its gain has no matmul to fold into."""
     model, _ = decoder(branch=rms_norm)
     facts = analyze(model)
-    assert "R1" not in _kinds(facts)
+    (r1,) = [s for s in facts.spaces if s.kind == "R1"]
+    assert r1.optional and r1.placement == "online" and [use.op for use in r1.online] == ["Mul"]
     refusal = next(r for r in facts.refused if r.kind == "R1")
-    assert refusal.op == "Mul" and "gain" in refusal.reason
+    assert refusal.op == "Mul" and "gain" in refusal.reason and "--online-r1 puts 1 transform" in refusal.change
     assert relative_error(model, facts, feeds_for(model)) <= EXACT
 
 
@@ -202,29 +221,10 @@ def test_a_token_picked_at_run_time_is_no_obstacle() -> None:
 
 
 def test_quantized_weights_are_named() -> None:
-    """A head whose weight is dequantized in the graph."""
-
-    def head(b: Builder, x: str) -> str:
-        weight = b.op("DequantizeLinear", b.constant(np.ones((HIDDEN, HIDDEN)), np.int8), b.constant(0.1))
-        return b.op("MatMul", x, weight)
-
-    model, _ = decoder(final=head)
+    """A weight that is dequantized in the graph."""
+    model, _ = decoder(activation=_dequantized)
     (refusal,) = analyze(model).refused
-    assert refusal.kind == "R1" and "comes out of DequantizeLinear" in refusal.reason
-
-
-def test_inputs_that_are_no_caches_are_blocked() -> None:
-    """Embeddings given from outside instead of ids."""
-    b = Builder()
-    x = b.input("embeddings", ["batch", "sequence", HIDDEN])
-    h = rms_norm(b, x)
-    b.result(b.linear(b.op("Add", x, b.linear(h, HIDDEN, HIDDEN)), HIDDEN, FFN), "logits")
-    b.output("logits", ["batch", "sequence", FFN])
-    model = b.model()
-    facts = analyze(model)
-    assert not facts.spaces
-    assert {r.kind for r in facts.refused} == {"R1"}
-    assert "graph input 'embeddings'" in facts.refused[0].reason and facts.refused[0].node == "embeddings"
+    assert refusal.kind == "R4" and "comes out of DequantizeLinear" in refusal.reason
 
 
 def test_facts_name_only_what_the_model_has() -> None:

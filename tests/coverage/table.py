@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from graphrot.analysis.types import places
 from tests.coverage.measured import Measured, measured
 from tests.coverage.rows import ROWS, Row
 
@@ -22,7 +23,11 @@ with random dense matrices and once by graphrot's own passes, and the outputs ar
 - A number counts the sites, each with a matrix of its own; *merged*: the rotation goes into the weights and costs
   nothing at run time; *online*: a Hadamard transform stands in the graph. (R3 is merged where no rotary positions
   stand between the linears and the product of q and k.)
-- *refused by* names the node that stands in the way, by operator and output, and why.
+- R1 is *online* where the residual stream begins behind something that is no lookup or linear, or ends in something
+  that reads it as it is (states that go out): one transform stands there, however deep the model is. Where norms
+  keep a gain behind every branch, or stand in the stream itself, there would be transforms in every layer, and R1
+  is taken with `--online-r1` alone.
+- *refused by* names the (first) node that stands in the way, by operator and output, and why.
 - *exact*: the largest relative error that the tests allow. It is 1e-12, in float64, wherever ONNX Runtime has
   float64 kernels for all operators of the graph, and 2e-5, in float32, elsewhere.
 
@@ -43,10 +48,15 @@ def line(row: Row) -> str:
 def _cell(found: Measured, kind: str, row: Row) -> str:
     counts = [(place, found.sites()[kind + mark]) for place, mark in (("merged", ""), ("online", "~"))]
     parts = [f"{number} {place}" for place, number in counts if number]
-    for refusal in found.facts.refused:
-        if refusal.kind == kind:
-            parts.append(f"refused by {refusal.op} `{found.names.get(refusal.node, refusal.node)}`: {refusal.reason}")
-    return ", ".join(parts) or "none"
+    refused = [refusal for refusal in found.facts.refused if refusal.kind == kind]
+    for refusal in refused[:1]:
+        node = found.names.get(refusal.node, refusal.node)
+        more = f" (and at {len(refused) - 1} more)" if len(refused) > 1 else ""
+        parts.append(f"refused by {refusal.op} `{node}`: {refusal.reason}{more}")
+    options = [len(places(s)) for s in found.facts.spaces if s.kind == kind and s.optional]
+    if options:
+        parts.append(f"{len(options)} online with `--online-r1` ({sum(options)} transforms)")
+    return "; ".join(parts) or "none"
 
 
 if __name__ == "__main__":
