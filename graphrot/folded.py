@@ -117,6 +117,29 @@ class Rotate:
         return np.moveaxis(result, -1, self.axis)
 
 
+@dataclass(frozen=True)
+class Center:
+    """``v <- v - mean(v)`` for each vector formed by a group of positions along ``axis``.
+
+    On a producer this is ``W @ (I - 1 1^T / n)``: what it makes has no mean any more.
+    """
+
+    axis: int
+    groups: tuple[Runs, ...]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return ("center", self.axis, self.groups)
+
+    def apply(self, array: np.ndarray) -> np.ndarray:
+        result = np.moveaxis(np.array(array, dtype=np.float64), self.axis, -1)
+        for group in self.groups:
+            index = decode_runs(group)
+            part = result[..., index]
+            result[..., index] = part - part.mean(axis=-1, keepdims=True)
+        return np.moveaxis(result, -1, self.axis)
+
+
 class FoldedTensor(ir.LazyTensor):
     """A tensor made from ``base`` by ``edits``, in float64, with one cast at the end."""
 

@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphrot.analysis.labels import Labels, Source
+from graphrot.analysis.means import Means
 from graphrot.analysis.online import online_use
 from graphrot.analysis.partition import Partition
 from graphrot.analysis.places import inner
@@ -23,6 +24,8 @@ from graphrot.analysis.provenance import Provenance
 from graphrot.analysis.scope import node_name
 from graphrot.analysis.streams import is_stream
 from graphrot.analysis.types import (
+    MeanNorm,
+    MeanReader,
     OnlineExit,
     OnlineUse,
     Placement,
@@ -103,6 +106,7 @@ class Spaces:
         self.refused: list[Refusal] = []
         self.covered: set[int] = set()
         """Ids of channels that a space of a named kind rotates."""
+        self._means = Means(provenance, partition)
         self._cache_pairs = {pair.past: pair.present for pair in provenance.caches}
         sites = self._sites()
         self.spaces = self._build(sites)
@@ -246,6 +250,7 @@ class Spaces:
             return None
         caches = [s.value.name or "" for s in sources if s.kind == "input" and s.index not in first.entries]
         nodes = _distinct(n for site in sites for n in site.contractions)
+        norms, reader = self._mean(sites, online, caches)
         return RotationSpace(
             id="",
             kind=first.kind(),
@@ -260,7 +265,23 @@ class Spaces:
             mean_preserving=first.mean,
             exits=exits,
             optional=first.kind() == "R1" and first.online and inner(self.provenance, sources, *_places(sites)),
+            norms=norms,
+            mean_reader=reader,
         )
+
+    def _mean(
+        self, sites: Sequence[Site], online: Sequence[OnlineUse], caches: Sequence[str]
+    ) -> tuple[tuple[MeanNorm, ...], MeanReader | None]:
+        """The norms that take the mean of the space's channels away, and what else the mean reaches."""
+        if not sites[0].mean:
+            return (), None
+        norms, reader = self._means.of(block for site in sites for block in site.blocks)
+        if caches:
+            reader = reader or MeanReader(caches[0], "graph input", "it brings channels with their mean")
+        for use in online:
+            if use.width != self.partition.blocks[sites[0].blocks[0]].size:
+                reader = reader or MeanReader(use.tensor, use.op, "its rows hold several groups of these channels")
+        return norms, reader
 
     def _exits(self, sites: Sequence[Site], orders: Sequence[np.ndarray]) -> tuple[OnlineExit, ...] | None:
         """Inverse transforms, in graph order; None (and a refusal) where the channels do not tile the rows."""

@@ -101,6 +101,28 @@ class OnlineExit:
 
 
 @dataclass(frozen=True)
+class MeanNorm:
+    """A norm that takes the mean of each row away before it divides.
+
+    ``op``: LayerNormalization. ``skip``: SkipLayerNormalization. ``chain``: a Sub of a ReduceMean, in front of a
+    decomposed norm or of anything else; ``node`` is the Sub.
+    """
+
+    node: str
+    op: str
+    form: Literal["op", "skip", "chain"]
+
+
+@dataclass(frozen=True)
+class MeanReader:
+    """A node that reads the channels of a space before their mean was taken away, and why that matters to it."""
+
+    node: str
+    op: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class RotationSpace:
     """A set of channels that one orthogonal matrix may act on.
 
@@ -121,10 +143,19 @@ class RotationSpace:
     cache_inputs: tuple[str, ...] = ()
     cache_outputs: tuple[str, ...] = ()
     mean_preserving: bool = False
-    """The matrix must map the all-ones vector to itself (a LayerNorm reads the space)."""
+    """As the graph is, the matrix must map the all-ones vector to itself (a LayerNorm reads the space)."""
+    norms: tuple[MeanNorm, ...] = ()
+    """The norms that take the mean of these channels away."""
+    mean_reader: MeanReader | None = None
+    """What else the mean reaches; without it, the mean can be taken out of the producers."""
     exits: tuple[OnlineExit, ...] = ()
     optional: bool = False
     """Online transforms would have to stand within the layers: their number grows with depth."""
+
+    @property
+    def mean_folds(self) -> bool:
+        """The mean can go: with centred producers and RMS norms in place of ``norms`` every matrix is allowed."""
+        return self.mean_preserving and self.mean_reader is None and bool(self.norms)
 
 
 def places(space: RotationSpace) -> tuple[str, ...]:

@@ -29,10 +29,28 @@ class _Norm:
     gain: ir.Value | None
 
 
+@dataclass(frozen=True)
+class _Fused:
+    """A norm that was fused, and its new output."""
+
+    norm: _Norm
+    output: ir.Value
+
+    def serves(self, other: _Norm) -> bool:
+        """The other norm of the same sum makes the same numbers."""
+        if self.norm.epsilon != other.epsilon or self.norm.epsilon.dtype != other.epsilon.dtype:
+            return False
+        own, theirs = self.norm.gain, other.gain
+        if own is None or theirs is None:
+            return all(gain is None or bool((read_constant(gain) == 1).all()) for gain in (own, theirs))
+        return bool(np.array_equal(read_constant(own), read_constant(theirs)))
+
+
 def fuse_residual_norms(model: ir.Model, writer: NodeWriter) -> int:
     """Fuse every decomposed RMS norm of a sum of two tensors of one shape.
 
-    Left alone are norms whose parts something else reads, and sums that broadcast or are graph outputs.
+    Two norms of one sum (parallel branches) with equal gains become one. Left alone are norms whose parts something
+    else reads, further norms of one sum, and sums that broadcast or are graph outputs.
 
     Args:
         model: the model, changed in place.
@@ -43,12 +61,24 @@ def fuse_residual_norms(model: ir.Model, writer: NodeWriter) -> int:
     """
     found = ShapeValues(model.graph)
     norms = [norm for node in model.graph if (norm := _match(node, found)) is not None]
+    first: dict[ir.Node, _Fused] = {}
+    fused = 0
     for norm in norms:
-        _fuse(model, writer, norm, found)
+        if norm.add not in first:
+            first[norm.add] = _Fused(norm, _fuse(model, writer, norm, found))
+        elif not first[norm.add].serves(norm):
+            continue
+        else:
+            # Under its own name, which records of the quantizing passes may hold; ONNX Runtime drops an Identity.
+            maker = norm.output.producer()
+            assert maker is not None
+            same = writer.op(maker, "Identity", [first[norm.add].output], f"{norm.output.name}.same")
+            writer.take_over(norm.output, same)
+        fused += 1
     if norms:
         model.opset_imports.setdefault(DOMAIN, 1)
         model.graph.sort()  # a gain may be computed from constants, after the sum
-    return len(norms)
+    return fused
 
 
 def _match(power: ir.Node, found: ShapeValues) -> _Norm | None:
@@ -113,7 +143,7 @@ def _gain(normalized: ir.Value, width: tuple[object, ...]) -> tuple[ir.Value, ir
     return (product.outputs[0], other) if array.ndim == 1 and ("const", array.size) == width else None
 
 
-def _fuse(model: ir.Model, writer: NodeWriter, norm: _Norm, found: ShapeValues) -> None:
+def _fuse(model: ir.Model, writer: NodeWriter, norm: _Norm, found: ShapeValues) -> ir.Value:
     total = norm.add.outputs[0]
     width = number(found.shapes[total][-1])
     assert width is not None and norm.output.name and total.name
@@ -135,6 +165,7 @@ def _fuse(model: ir.Model, writer: NodeWriter, norm: _Norm, found: ShapeValues) 
     remove_unused(model, norm.output)
     total.replace_all_uses_with(summed)
     remove_unused(model, total)
+    return normalized
 
 
 def _only_user(value: ir.Value, op_type: str) -> ir.Node | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from graphrot.analysis.types import Facts, GainFold, Refusal, RotationSpace, SpaceKind, TiedHead, places
+from graphrot.analysis.types import Facts, GainFold, RotationSpace, SpaceKind, TiedHead, places
+from graphrot.plan.means import fold_means, mean_note, mean_refusal
 from graphrot.plan.tie import matrix_name, redirect, touches_head
 from graphrot.plan.types import MatrixRef, Rotation, RotationPlan
 from graphrot.rotation.orthogonal import choose_matrix
@@ -41,7 +42,7 @@ class PlanRequest:
 
 
 def build_plan(facts: Facts, request: PlanRequest, *, source_hash: str) -> RotationPlan:
-    """Choose rotations, gain folds and the fate of a tied table.
+    """Choose rotations, gain folds, mean folds and the fate of a tied table.
 
     Args:
         facts: what the analysis found.
@@ -60,15 +61,16 @@ def build_plan(facts: Facts, request: PlanRequest, *, source_hash: str) -> Rotat
                 continue
             if space.optional and not request.online_r1:
                 continue
-            if space.placement == "online" and space.mean_preserving:
-                refusals.append(_mean_refusal(space))
+            refusal = mean_refusal(space)
+            if refusal is not None:
+                refusals.append(refusal)
             else:
                 rotations.append(Rotation(space=space, matrix=_matrix(space, request), placement=space.placement))
     lifted = {(r.space.kind, place) for r in rotations if r.space.optional for place in places(r.space)}
     refusals = [r for r in refusals if (r.kind, r.node) not in lifted]
     gains = _needed_gains(facts.gains, rotations)
     tie = _keep_tied(facts.tied, request, rotations, gains)
-    taken = tuple(rotations)
+    taken, mean_folds = fold_means(rotations, tie)
     matrix = None
     if tie is not None and touches_head(tie, gains, taken):
         matrix = matrix_name(tie)
@@ -82,16 +84,7 @@ def build_plan(facts: Facts, request: PlanRequest, *, source_hash: str) -> Rotat
         tie=tie,
         tie_matrix=matrix,
         untie=facts.tied is not None and tie is None,
-    )
-
-
-def _mean_refusal(space: RotationSpace) -> Refusal:
-    return Refusal(
-        kind=space.kind,
-        node=places(space)[0],
-        op=(*space.online, *space.exits)[0].op,
-        reason="a LayerNorm reads these channels, and a fast transform does not keep their mean",
-        change="an RMSNorm in its place",
+        mean_folds=mean_folds,
     )
 
 
@@ -100,12 +93,14 @@ def _matrix(space: RotationSpace, request: PlanRequest) -> MatrixRef:
     kind = request.rotations
     if space.placement == "online":
         if space.kind != "R1":
-            return choose_matrix(space.dim, rotations="hadamard", seed=None, mean_preserving=space.mean_preserving)
+            return choose_matrix(space.dim, rotations="hadamard", seed=None)
         kind = "hadamard" if kind == "random" else kind
     number = int(space.id.rpartition(".")[2]) if "." in space.id else 0
     entropy = (request.seed, _KIND_NUMBER[space.kind], number)
     seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
-    return choose_matrix(space.dim, rotations=kind, seed=seed, mean_preserving=space.mean_preserving)
+    kept = space.mean_preserving and not space.mean_folds
+    matrix = choose_matrix(space.dim, rotations=kind, seed=seed, mean_preserving=kept)
+    return replace(matrix, note="; ".join(note for note in (matrix.note, mean_note(space)) if note))
 
 
 def _needed_gains(gains: Sequence[GainFold], rotations: Sequence[Rotation]) -> tuple[GainFold, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from graphrot.analysis.types import GainFold, Placement, Refusal, RotationSpace, TiedHead
+from graphrot.analysis.types import GainFold, MeanNorm, Placement, Refusal, RotationSpace, Runs, TiedHead, WeightUse
 
 Construction = Literal["hadamard", "random", "block-hadamard", "hartley", "file"]
 
@@ -36,6 +36,47 @@ class Rotation:
 
 
 @dataclass(frozen=True)
+class CentredTensor:
+    """A run-time tensor whose rows lose their mean by two nodes behind it; what read it reads ``centred``."""
+
+    tensor: str
+    centred: str
+    """Name of the result: the first output of a Sub."""
+
+
+@dataclass(frozen=True)
+class CentredLookup:
+    """Rows of a table that a head shares: they lose their mean after the lookup, in the rotated basis.
+
+    ``x - (x a) b`` with vectors ``a [D, 1]`` and ``b [1, D]`` (one pair for each group), which rotate like a consumer
+    and a producer of the space.
+    """
+
+    tensor: str
+    """What the lookup makes."""
+    groups: tuple[Runs, ...]
+    width: int
+    number: str
+    """First output of the MatMul by ``a``."""
+    part: str
+    """First output of the MatMul by ``b``."""
+    centred: str
+    """First output of the Sub."""
+
+
+@dataclass(frozen=True)
+class MeanFold:
+    """The mean of a space is taken out of what makes its channels, so that its LayerNorms become RMS norms."""
+
+    space: str
+    producers: tuple[WeightUse, ...]
+    """Weights, biases and tables that are centred along their channels."""
+    norms: tuple[MeanNorm, ...]
+    online: tuple[CentredTensor, ...] = ()
+    lookup: CentredLookup | None = None
+
+
+@dataclass(frozen=True)
 class RotationPlan:
     source_hash: str
     recipe: dict[str, Any]
@@ -48,3 +89,4 @@ class RotationPlan:
     """First output of the MatMul by the small matrix, where one is needed."""
     untie: bool = False
     """The source shares the table and the model written does not."""
+    mean_folds: tuple[MeanFold, ...] = ()

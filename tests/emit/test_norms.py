@@ -142,6 +142,40 @@ def test_a_gain_that_is_computed_after_the_sum() -> None:
     np.testing.assert_allclose(run(proto, np.float32)[0], want[0], rtol=2e-5, atol=1e-5)
 
 
+def _parallel(builder: Builder, first: bool, second: bool) -> Builder:
+    """Two norms of one sum, each with the gain or without."""
+    builder.op("Add", "a b", "sum")
+    builder.norm("sum", "n1", gain=first)
+    builder.op("Tanh", "n1", "t")
+    builder.norm("sum", "n2", gain=second)
+    builder.op("Add", "t n2", "both")
+    builder.op("Mul", "both sum", "y")
+    return builder
+
+
+@pytest.mark.parametrize("gain", [True, False])
+def test_two_norms_of_one_sum_are_one(gain: bool) -> None:
+    model = _parallel(Builder(), gain, gain).model()
+    want = run(ir.to_proto(model), np.float32)
+    assert fused(model) == 2
+    assert [node.op_type for node in model.graph].count("SkipSimplifiedLayerNormalization") == 1
+    assert {"Pow", "Sqrt"}.isdisjoint(node.op_type for node in model.graph)
+    assert "n2" in {value.name for node in model.graph for value in node.outputs}
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto, full_check=True)
+    np.testing.assert_allclose(run(proto, np.float32)[0], want[0], rtol=2e-5, atol=1e-5)
+
+
+def test_two_norms_of_one_sum_that_differ() -> None:
+    model = _parallel(Builder(), True, False).model()
+    want = run(ir.to_proto(model), np.float32)
+    assert fused(model) == 1
+    assert [node.op_type for node in model.graph].count("Pow") == 1
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto, full_check=True)
+    np.testing.assert_allclose(run(proto, np.float32)[0], want[0], rtol=2e-5, atol=1e-5)
+
+
 def _other_power(builder: Builder) -> None:
     builder.op("Add", "a b", "sum")
     builder.norm("sum", "n", power="three")
