@@ -63,6 +63,7 @@ class _Fold:
         self.fold = fold
         self.writer = NodeWriter(model)
         self.names = used_names(model)
+        self.made: dict[tuple[ir.Value, float, bytes | ir.Value], ir.Value] = {}
         self.opset = model.graph.opset_imports.get("", model.graph.opset_imports.get("ai.onnx", 0))
 
     def run(self) -> None:
@@ -99,7 +100,11 @@ class _Fold:
         inputs = list(node.inputs)[:3]
         if len(node.inputs) > 4 and node.inputs[4] is not None:
             inputs.append(node.inputs[4])
-        outputs = [ir.Value(name=old.name, type=old.type, shape=old.shape) for old in node.outputs]
+        unread = {k for k, old in enumerate(node.outputs) if k and not old.uses() and not old.is_graph_output()}
+        outputs = [
+            ir.Value(name="") if k in unread else ir.Value(name=old.name, type=old.type, shape=old.shape)
+            for k, old in enumerate(node.outputs)
+        ]
         attributes = [ir.AttrFloat32("epsilon", _epsilon(node, default=1e-12))]
         fresh = ir.Node(
             node.domain, "SkipSimplifiedLayerNormalization", inputs, attributes, outputs=outputs, name=node.name
@@ -112,9 +117,18 @@ class _Fold:
         self.model.graph.remove(node, safe=True)
 
     def _decompose(self, node: ir.Node) -> None:
-        """``gain * x / sqrt(mean(x**2) + epsilon)``, in the form that ONNX Runtime knows as an RMS norm."""
+        """``gain * x / sqrt(mean(x**2) + epsilon)``, in the form that ONNX Runtime knows as an RMS norm.
+
+        Norms of one tensor (parallel branches) are one once their gains were folded; ONNX Runtime would join them in
+        part, and not know the rest as a norm.
+        """
         x, gain = node.inputs[0], node.inputs[1]
         assert x is not None and gain is not None
+        key = (x, _epsilon(node, default=1e-5), read_constant(gain).tobytes() if is_constant(gain) else gain)
+        if key in self.made and not node.outputs[0].is_graph_output():
+            node.outputs[0].replace_all_uses_with(self.made[key])
+            self.model.graph.remove(node, safe=True)
+            return
         dtype = _float_type(gain, x)
         name = node.outputs[0].name or ""
         two = self.writer.constant(np.asarray(2, dtype.numpy()), "two")
@@ -124,7 +138,8 @@ class _Fold:
         shifted = self._before(node, "Add", [mean, epsilon], f"{name}__shifted", dtype)
         root = self._before(node, "Sqrt", [shifted], f"{name}__root", dtype)
         normed = self._before(node, "Div", [x, root], f"{name}__normed", dtype)
-        self.writer.take_over(node.outputs[0], self._before(node, "Mul", [normed, gain], f"{name}__gained", dtype))
+        self.made[key] = self._before(node, "Mul", [normed, gain], f"{name}__gained", dtype)
+        self.writer.take_over(node.outputs[0], self.made[key])
 
     # Run-time tensors
 

@@ -33,7 +33,7 @@ def norm(v: Visit) -> None:
     if labels is None or labels.squared or v.integer("axis", -1) not in (-1, labels.rank - 1):
         v.opaque()
         return
-    if any(v.has_output(k) for k in range(1, 3)):
+    if any(v.has_output(k) and v.is_read(k) for k in range(1, 3)):
         v.opaque("its mean or deviation is read as well")
         return
     reason = "it normalizes a part of the channels"

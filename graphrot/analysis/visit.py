@@ -204,6 +204,11 @@ class Visit:
             and self.graph.probe.seen(self.node.outputs[position]) is not None
         )
 
+    def is_read(self, position: int) -> bool:
+        """Some node, or the graph's end, takes this output."""
+        output = self.node.outputs[position]
+        return output.is_graph_output() or bool(output.uses())
+
     def integer(self, name: str, default: int) -> int:
         attribute = self.node.attributes.get(name)
         return default if attribute is None else attribute.as_int()

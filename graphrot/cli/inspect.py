@@ -24,14 +24,16 @@ def inspect(
         print_json(found.model_dump())
         return
     typer.echo(f"{found.nodes} nodes, opset {found.opset}")
-    counts: dict[tuple[str, str, int], list[int]] = {}
+    counts: dict[tuple[str, str, int, str], list[int]] = {}
     for site in found.sites:
-        entry = counts.setdefault((site.kind, site.placement, site.dim), [0, 0, 0])
+        entry = counts.setdefault((site.kind, site.placement, site.dim, site.mean), [0, 0, 0])
         entry[0] += 1
         entry[1] += len(site.producers)
         entry[2] += len(site.consumers)
-    for (kind, placement, dim), (sites, producers, consumers) in sorted(counts.items()):
+    for (kind, placement, dim, mean), (sites, producers, consumers) in sorted(counts.items()):
         uses = f"{producers} producers, {consumers} consumers"
+        if mean:
+            uses += "; LayerNorm: " + ("the mean folds into the producers" if mean == "folded" else mean)
         typer.echo(f"{kind}  {sites:4d} sites  {placement:6s}  size {dim}, {uses}")
     if not found.sites:
         typer.echo("no rotation site found")

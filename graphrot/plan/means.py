@@ -16,6 +16,9 @@ from dataclasses import replace
 from graphrot.analysis.types import OnlineUse, Refusal, RotationSpace, TiedHead, WeightUse
 from graphrot.plan.types import CentredLookup, CentredTensor, MeanFold, Rotation
 
+_SIMPLE_BIAS = 3
+"""Where SkipSimplifiedLayerNormalization has the bias that SkipLayerNormalization has behind its shift."""
+
 
 def mean_refusal(space: RotationSpace) -> Refusal | None:
     """Why an online space cannot be rotated for the sake of its mean, if so."""
@@ -91,15 +94,17 @@ def _lookup(use: WeightUse) -> CentredLookup:
 def _after(space: RotationSpace, lookup: CentredLookup | None) -> RotationSpace:
     """The space with its transforms behind the centred tensors, and the vectors of a lookup among its operands."""
     online: tuple[OnlineUse, ...] = tuple(replace(use, tensor=f"{use.tensor}__centred") for use in space.online)
+    skips = {norm.node for norm in space.norms if norm.form == "skip"}
+    producers = tuple(replace(use, input=_SIMPLE_BIAS) if use.node in skips else use for use in space.producers)
+    space = replace(space, online=online, producers=producers)
     if lookup is None:
-        return replace(space, online=online)
+        return space
     vectors = [
         WeightUse(name, "MatMul", 1, f"{name}_vector", axis, lookup.groups)
         for name, axis in ((lookup.number, 0), (lookup.part, 1))
     ]
     return replace(
         space,
-        online=online,
         consumers=(*space.consumers, vectors[0]),
         producers=(*space.producers, vectors[1]),
     )

@@ -6,7 +6,8 @@ from dataclasses import asdict
 
 from pydantic import BaseModel, ConfigDict
 
-from graphrot.analysis.types import Facts, OnlineUse, RotationSpace, WeightUse
+from graphrot.analysis.types import Facts, OnlineUse, RotationSpace, WeightUse, places
+from graphrot.plan.means import mean_note, mean_refusal
 
 
 class _Part(BaseModel):
@@ -18,7 +19,8 @@ class Site(_Part):
 
     ``blocks`` counts how often the matrix of size ``dim`` stands on the widest tensor it touches (heads,
     for R2 and R3). Producers and consumers are tensor names; the producers of an online site are the
-    run-time tensors that the transform follows.
+    run-time tensors that the transform follows. ``mean`` says what becomes of the mean that a LayerNorm takes away:
+    ``folded`` (into the producers, and any matrix is allowed), or why the matrix must keep it; empty without one.
     """
 
     kind: str
@@ -27,6 +29,7 @@ class Site(_Part):
     blocks: int
     producers: list[str]
     consumers: list[str]
+    mean: str = ""
 
 
 class RefusedSite(_Part):
@@ -50,9 +53,15 @@ class Inspection(_Part):
 
 def inspection(facts: Facts) -> Inspection:
     """Facts in the form that is printed."""
+    found = ((space, mean_refusal(space)) for space in facts.spaces if space.kind != "other")
+    refused = {space.id: (space, refusal) for space, refusal in found if refusal is not None}
+    # What an option cannot free either is refused for its mean alone.
+    instead = {(space.kind, place) for space, _ in refused.values() if space.optional for place in places(space)}
+    refusals = [refusal for refusal in facts.refused if (refusal.kind, refusal.node) not in instead]
+    refusals += [refusal for _, refusal in refused.values()]
     return Inspection(
-        sites=[_site(space) for space in facts.spaces if not space.optional],
-        refused=[RefusedSite(**asdict(refusal)) for refusal in facts.refused],
+        sites=[_site(space) for space in facts.spaces if not space.optional and space.id not in refused],
+        refused=[RefusedSite(**asdict(refusal)) for refusal in refusals],
         nodes=facts.nodes,
         opset=facts.opset,
     )
@@ -67,4 +76,5 @@ def _site(space: RotationSpace) -> Site:
         blocks=max((len(use.groups) for use in uses), default=1),
         producers=[u.tensor for u in space.producers] + [u.tensor for u in space.online],
         consumers=[u.tensor for u in space.consumers],
+        mean="folded" if space.mean_folds else mean_note(space),
     )

@@ -19,7 +19,7 @@ from graphrot.half import HalfError, HalfTypes
 from graphrot.model.load import Source
 from graphrot.model.widen import HALVES
 from graphrot.plan.serialize import plan_hash
-from graphrot.plan.types import Rotation, RotationPlan
+from graphrot.plan.types import MeanFold, Rotation, RotationPlan
 from graphrot.quantize import Quantized
 from graphrot.recipe import Recipe
 
@@ -58,9 +58,22 @@ class RefusedPart(_Part):
     reason: str
 
 
+class MeanPart(_Part):
+    """A space whose LayerNorms became RMS norms: the tensors that were centred for it, and the norms by their output.
+
+    ``online`` are run-time tensors that are centred while the model runs.
+    """
+
+    space: str
+    producers: list[str]
+    online: list[str]
+    norms: list[str]
+
+
 class PlanPart(_Part):
     rotations: list[RotationPart]
     refused: list[RefusedPart]
+    means: list[MeanPart] = []
 
 
 class CertificatePart(_Part):
@@ -228,7 +241,17 @@ def plan_part(plan: RotationPlan) -> PlanPart:
         for rotation in plan.rotations
     ]
     refused = [RefusedPart(kind=r.kind, node=r.node, op=r.op, reason=r.reason) for r in plan.refusals]
-    return PlanPart(rotations=rotations, refused=refused)
+    return PlanPart(rotations=rotations, refused=refused, means=[_mean(fold) for fold in plan.mean_folds])
+
+
+def _mean(fold: MeanFold) -> MeanPart:
+    looked_up = [] if fold.lookup is None else [fold.lookup.tensor]
+    return MeanPart(
+        space=fold.space,
+        producers=[use.tensor for use in fold.producers],
+        online=[tensor.tensor for tensor in fold.online] + looked_up,
+        norms=[norm.node for norm in fold.norms],
+    )
 
 
 def _matrix(rotation: Rotation) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from graphrot.analysis.types import Facts
+from graphrot.plan.build import PlanRequest, build_plan
 from tests.coverage.measured import error_of_facts, error_of_passes, measured
 from tests.coverage.rows import ROWS, Row
 from tests.coverage.table import DOCUMENT, line
@@ -19,7 +21,19 @@ def test_row(row: Row) -> None:
     tolerance = DOUBLE if row.double else SINGLE
     assert error_of_facts(row) <= tolerance
     assert error_of_passes(row) <= tolerance
+    assert no_site_is_lost_or_bound_to_a_mean(found.facts)
     assert line(row) in DOCUMENT.read_text(encoding="utf-8"), "run python -m tests.coverage.table"
+
+
+def no_site_is_lost_or_bound_to_a_mean(facts: Facts) -> bool:
+    """The plan takes every site, LayerNorm or not, and its matrices are plain Hadamard ones."""
+    plan = build_plan(facts, PlanRequest(("R1", "R2", "R3", "R4"), "hadamard"), source_hash="0")
+    folded = {fold.space for fold in plan.mean_folds}
+    return (
+        [r.space.id for r in plan.rotations] == [s.id for s in facts.spaces if s.kind != "other"]
+        and not any(r.matrix.mean_preserving for r in plan.rotations)
+        and folded == {r.space.id for r in plan.rotations if r.space.mean_preserving}
+    )
 
 
 def test_the_table_has_these_rows_and_no_others() -> None:
