@@ -7,6 +7,8 @@ arXiv:2401.15024). After this every orthogonal matrix may act on the channels.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx_ir as ir
 
@@ -26,6 +28,7 @@ from graphrot.graph import (
 from graphrot.passes.base import GraphPass, record_provenance
 from graphrot.passes.quantize_nodes import NodeWriter, remove_unused
 from graphrot.passes.rotate import edit_operands
+from graphrot.passes.split_gains import SCALED
 from graphrot.plan.types import CentredLookup, CentredTensor, MeanFold
 
 _AXES_ARE_INPUTS = 18
@@ -49,7 +52,7 @@ class FoldMeans(GraphPass):
             if fold.space in done:
                 self.report.skipped.append((fold.space, "centred already"))
                 continue
-            _Fold(model, fold).run()
+            _Fold(model, fold, {end.tensor for r in self.plan.rotations for end in r.space.exits}).run()
             done.add(fold.space)
             self.report.changed += [use.node for use in fold.producers] + [norm.node for norm in fold.norms]
         drop_unused_initializers(model)
@@ -58,9 +61,11 @@ class FoldMeans(GraphPass):
 class _Fold:
     """One mean fold on its way into a model."""
 
-    def __init__(self, model: ir.Model, fold: MeanFold) -> None:
+    def __init__(self, model: ir.Model, fold: MeanFold, kept: set[str]) -> None:
         self.model = model
         self.fold = fold
+        self.kept = kept
+        """Tensors that later passes look for by name."""
         self.writer = NodeWriter(model)
         self.names = used_names(model)
         self.made: dict[tuple[ir.Value, float, bytes | ir.Value], ir.Value] = {}
@@ -72,10 +77,20 @@ class _Fold:
         for norm in self.fold.norms:
             self._norm(norm, node_of(values, norm.node))
         values = value_map(self.model)  # a norm's output may be one of the tensors below
+        scaled: dict[str, str] = self.model.meta.get(SCALED, {})
         for tensor in self.fold.online:
-            self._centre(tensor, node_of(values, tensor.tensor))
+            self._centre(tensor, self._tensor(values, scaled.get(tensor.tensor, tensor.tensor)))
         if self.fold.lookup is not None:
             self._look_up(self.fold.lookup, node_of(values, self.fold.lookup.tensor))
+
+    def _tensor(self, values: Mapping[str, ir.Value], name: str) -> ir.Value:
+        if name not in values:
+            raise InputRefused(
+                "The plan names a tensor that this model does not have",
+                where=f"tensor {name!r}",
+                do="make the plan again from this model",
+            )
+        return values[name]
 
     # Norms
 
@@ -91,6 +106,10 @@ class _Fold:
         """A Sub of a mean that is zero now: what read the difference reads the tensor."""
         kept, mean = subtraction.inputs
         assert kept is not None
+        if subtraction.outputs[0].name in self.kept:
+            same = self._before(subtraction, "Identity", [kept], f"{subtraction.outputs[0].name}__same", kept.dtype)
+            self.writer.take_over(subtraction.outputs[0], same)
+            return
         subtraction.outputs[0].replace_all_uses_with(kept)
         self.model.graph.remove(subtraction, safe=True)
         remove_unused(self.model, mean)
@@ -125,7 +144,8 @@ class _Fold:
         x, gain = node.inputs[0], node.inputs[1]
         assert x is not None and gain is not None
         key = (x, _epsilon(node, default=1e-5), read_constant(gain).tobytes() if is_constant(gain) else gain)
-        if key in self.made and not node.outputs[0].is_graph_output():
+        free = not node.outputs[0].is_graph_output() and node.outputs[0].name not in self.kept
+        if key in self.made and free:
             node.outputs[0].replace_all_uses_with(self.made[key])
             self.model.graph.remove(node, safe=True)
             return
@@ -143,11 +163,10 @@ class _Fold:
 
     # Run-time tensors
 
-    def _centre(self, tensor: CentredTensor, producer: ir.Node) -> None:
-        value = producer.outputs[0]
+    def _centre(self, tensor: CentredTensor, value: ir.Value) -> None:
         users = [(use.node, use.idx) for use in value.uses()]
-        mean = self._behind(producer, "ReduceMean", [value], f"{tensor.tensor}__mean", value.dtype)
-        self._take(users, mean.producer(), value, mean, tensor.centred)
+        mean = self._behind(value, "ReduceMean", [value], f"{tensor.tensor}__mean", value.dtype)
+        self._take(users, value, mean, tensor.centred)
 
     def _look_up(self, lookup: CentredLookup, producer: ir.Node) -> None:
         value = producer.outputs[0]
@@ -157,21 +176,17 @@ class _Fold:
         for row, group in enumerate(lookup.groups):
             positions = decode_runs(group)
             vectors[row, positions] = len(positions) ** -0.5
-        number = self._by_vector(producer, value, vectors.T, lookup.number, dtype)
-        part = self._by_vector(number.producer(), number, vectors, lookup.part, dtype)
-        self._take(users, part.producer(), value, part, lookup.centred)
+        number = self._by_vector(value, vectors.T, lookup.number, dtype)
+        part = self._by_vector(number, vectors, lookup.part, dtype)
+        self._take(users, value, part, lookup.centred)
 
-    def _by_vector(
-        self, place: ir.Node | None, x: ir.Value, vectors: np.ndarray, name: str, dtype: ir.DataType
-    ) -> ir.Value:
+    def _by_vector(self, x: ir.Value, vectors: np.ndarray, name: str, dtype: ir.DataType) -> ir.Value:
         vector = add_initializer(self.model, self._free(f"{name}_vector"), np.ascontiguousarray(vectors))
-        return self._behind(place, "MatMul", [x, vector], name, dtype, exactly=True)
+        return self._behind(x, "MatMul", [x, vector], name, dtype, exactly=True)
 
-    def _take(
-        self, users: list[tuple[ir.Node, int]], place: ir.Node | None, value: ir.Value, mean: ir.Value, name: str
-    ) -> None:
+    def _take(self, users: list[tuple[ir.Node, int]], value: ir.Value, mean: ir.Value, name: str) -> None:
         """Let the users of ``value`` read what is left without ``mean``."""
-        centred = self._behind(place, "Sub", [value, mean], name, value.dtype, exactly=True)
+        centred = self._behind(mean, "Sub", [value, mean], name, value.dtype, exactly=True)
         centred.shape = value.shape
         for user, index in users:
             user.replace_input_with(index, centred)
@@ -187,7 +202,7 @@ class _Fold:
 
     def _behind(
         self,
-        place: ir.Node | None,
+        place: ir.Value,
         op_type: str,
         inputs: list[ir.Value],
         name: str,
@@ -195,11 +210,15 @@ class _Fold:
         *,
         exactly: bool = False,
     ) -> ir.Value:
-        """``exactly``: the plan names the output, so the name must be free."""
-        assert place is not None
+        """Behind what makes ``place``, or in front of all nodes; ``exactly``: the plan names the output, so the name
+        must be free."""
         free = self._free(name) if exactly else unique_name(self.names, name)
         node = self._node(op_type, inputs, free, dtype)
-        self.model.graph.insert_after(place, node)
+        producer = place.producer()
+        if producer is None:
+            self.model.graph.insert_before(self.model.graph[0], node)
+        else:
+            self.model.graph.insert_after(producer, node)
         return node.outputs[0]
 
     def _node(self, op_type: str, inputs: list[ir.Value], name: str, dtype: ir.DataType | None) -> ir.Node:

@@ -81,6 +81,11 @@ class Means:
         for node, record in zip(provenance.scope.nodes, provenance.records, strict=True):
             if not is_shape_op(node):
                 self._visit(node, record)
+        for end in provenance.ends.exits:
+            if end.value not in self._centred:
+                reader = MeanReader(end.value.name or "", "graph output", _RAW)
+                for block in self._blocks(end.labels.channels):
+                    self._readers.setdefault(block, reader)
 
     def of(self, blocks: Iterable[int]) -> tuple[tuple[MeanNorm, ...], MeanReader | None]:
         """The norms that take the mean of these blocks away (in graph order), and the first other reader."""
@@ -114,9 +119,17 @@ class Means:
                 for block in blocks:
                     self._readers.setdefault(block, reader)
         if effect.removes is not None:
-            self._centred.add(node.outputs[0])
+            if self._passes(node):
+                self._centred.add(node.outputs[0])
         elif effect.keeps and all(value in self._centred for value in read):
             self._centred.update(record.labels)
+
+    def _passes(self, node: ir.Node) -> bool:
+        """The first output carries channels of the first input; behind a gain that stays new ones begin."""
+        labels = self._provenance.graph.labels
+        made = labels.get(node.outputs[0])
+        read = None if node.inputs[0] is None else labels.get(node.inputs[0])
+        return made is not None and read is not None and bool(np.isin(made.channels, read.channels).all())
 
     def _blocks(self, ids: np.ndarray) -> frozenset[int]:
         found = np.unique(self._partition.block_of[ids[self._concerned[ids]]]).tolist()
@@ -126,8 +139,8 @@ class Means:
         op = node.op_type
         if op in CENTRED_OPS:
             return self._norm(node, record)
-        if op in NORM_OPS:
-            return _SCALES
+        if op in NORM_OPS or record.exits:
+            return _SCALES if self._passes(node) else _READS
         if record.means:
             return self._mean(node)
         if not is_standard(node):
@@ -146,10 +159,10 @@ class Means:
         return _READS
 
     def _norm(self, node: ir.Node, record: Record) -> _Effect:
-        """LayerNormalization or SkipLayerNormalization whose shift, if any, was folded."""
+        """LayerNormalization or SkipLayerNormalization whose shift, if any, was folded or stays behind its gain."""
         shift = gain_and_shift(node)[1]
         value = None if shift is None else node.inputs[shift]
-        if value is not None and node not in self._provenance.graph.folded:
+        if value is not None and node not in self._provenance.graph.folded and self._passes(node):
             numbers = self._provenance.graph.probe.number(value)
             if numbers is None or numbers.any():
                 return _Effect(refused=_SHIFT)

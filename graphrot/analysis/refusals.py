@@ -217,8 +217,15 @@ class _Search:
             node, key = self._keys[number]
             here = np.isin(key.ids, family, assume_unique=True)
             if np.unique(key.sums[here]).size > 1:
-                return _at(node, key.reason)
+                place = node or self._end(key.ids)
+                if place is not None:
+                    return _at(place, key.reason)
         return None
+
+    def _end(self, ids: np.ndarray) -> ir.Value | None:
+        """The graph output that reads these channels."""
+        ends = (e.value for e in self._provenance.ends.exits if np.isin(e.labels.channels, ids).any())
+        return next(ends, None)
 
     def _reader(self, gain: Source) -> _Culprit:
         """The node that wants the gain's channels alone; or else the gain, which something but matmuls reads."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from graphrot.analysis.types import Facts, GainFold, RotationSpace, SpaceKind, TiedHead, places
+from graphrot.analysis.types import Facts, GainFold, Refusal, RotationSpace, SpaceKind, TiedHead, places
 from graphrot.plan.means import fold_means, mean_note, mean_refusal
 from graphrot.plan.tie import matrix_name, redirect, touches_head
 from graphrot.plan.types import MatrixRef, Rotation, RotationPlan
@@ -55,19 +55,23 @@ def build_plan(facts: Facts, request: PlanRequest, *, source_hash: str) -> Rotat
     """
     rotations: list[Rotation] = []
     refusals = [refusal for refusal in facts.refused if refusal.kind in request.kinds]
+    lifted: set[tuple[SpaceKind, str]] = set()
+    # What an option frees, or is refused for its mean instead.
+    means: list[Refusal] = []
     if request.rotations is not None:
         for space in facts.spaces:
             if space.kind not in request.kinds:
                 continue
             if space.optional and not request.online_r1:
                 continue
+            if space.optional:
+                lifted.update((space.kind, place) for place in places(space))
             refusal = mean_refusal(space)
             if refusal is not None:
-                refusals.append(refusal)
+                means.append(refusal)
             else:
                 rotations.append(Rotation(space=space, matrix=_matrix(space, request), placement=space.placement))
-    lifted = {(r.space.kind, place) for r in rotations if r.space.optional for place in places(r.space)}
-    refusals = [r for r in refusals if (r.kind, r.node) not in lifted]
+    refusals = [r for r in refusals if (r.kind, r.node) not in lifted] + means
     gains = _needed_gains(facts.gains, rotations)
     tie = _keep_tied(facts.tied, request, rotations, gains)
     taken, mean_folds = fold_means(rotations, tie)

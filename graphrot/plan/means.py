@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from graphrot.analysis.types import OnlineUse, Refusal, RotationSpace, TiedHead, WeightUse
+from graphrot.analysis.types import OnlineUse, Refusal, RotationSpace, TiedHead, WeightUse, places
 from graphrot.plan.types import CentredLookup, CentredTensor, MeanFold, Rotation
 
 _SIMPLE_BIAS = 3
@@ -25,7 +25,8 @@ def mean_refusal(space: RotationSpace) -> Refusal | None:
     if space.placement != "online" or not space.mean_preserving or space.mean_folds:
         return None
     if space.mean_reader is None:
-        node, op, reason = space.online[0].tensor, space.online[0].op, "the mean of its rows is read"
+        op = space.online[0].op if space.online else space.exits[0].op
+        node, reason = places(space)[0], "the mean of its rows is read"
     else:
         node, op, reason = space.mean_reader.node, space.mean_reader.op, space.mean_reader.reason
     return Refusal(

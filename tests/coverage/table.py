@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from graphrot.analysis.types import places
+from graphrot.plan.means import mean_refusal
 from tests.coverage.measured import Measured, measured
 from tests.coverage.rows import ROWS, Row
 
@@ -53,7 +54,14 @@ def _cell(found: Measured, kind: str, row: Row) -> str:
         node = found.names.get(refusal.node, refusal.node)
         more = f" (and at {len(refused) - 1} more)" if len(refused) > 1 else ""
         parts.append(f"refused by {refusal.op} `{node}`: {refusal.reason}{more}")
-    options = [len(places(s)) for s in found.facts.spaces if s.kind == kind and s.optional]
+    optional = [s for s in found.facts.spaces if s.kind == kind and s.optional]
+    options = [len(places(s)) for s in optional if mean_refusal(s) is None]
+    hopeless = [refusal for s in optional if (refusal := mean_refusal(s)) is not None]
+    if hopeless:
+        node = found.names.get(hopeless[0].node, hopeless[0].node)
+        parts.append(
+            f"`--online-r1` does not help: {hopeless[0].op} `{node}` reads the mean that a LayerNorm takes away"
+        )
     if options:
         parts.append(f"{len(options)} online with `--online-r1` ({sum(options)} transforms)")
     return "; ".join(parts) or "none"

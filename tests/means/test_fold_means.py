@@ -62,7 +62,7 @@ def test_what_is_made_has_no_mean() -> None:
     model, _ = decoder(graphs.layer_op, bias=True)
     plan = planned(model)
     rotated = model.clone()
-    for kind in ROTATION_PASSES[:3]:
+    for kind in ROTATION_PASSES[: ROTATION_PASSES.index(FoldMeans) + 1]:
         kind(plan)(rotated)
     values = value_map(rotated)
     (fold,) = plan.mean_folds
@@ -213,6 +213,29 @@ def test_an_activation_that_is_read_raw_too_is_refused_by_node() -> None:
     assert error(model, plan) <= EXACT
 
 
+def test_a_stream_that_begins_behind_a_norm_is_centred_there() -> None:
+    model, _ = decoder(graphs.layer_op, embedded=graphs.layer_op)
+    plan = planned(model)
+    (found,) = [r for r in plan.rotations if r.space.kind == "R1"]
+    (fold,) = plan.mean_folds
+    assert found.placement == "online" and not found.matrix.mean_preserving
+    assert len(fold.online) == 1 and len(fold.norms) == 3
+    assert error(model, plan) <= EXACT
+
+
+def test_a_stream_that_goes_out_keeps_its_mean() -> None:
+    def states(b: graphs.Builder, x: str) -> str:
+        b.output(b.op("Identity", x), ["batch", "sequence", HIDDEN])
+        return x
+
+    model, _ = decoder(graphs.layer_op, residual=states)
+    plan = planned(model)
+    assert not plan.mean_folds and "R1" not in {r.space.kind for r in plan.rotations}
+    (refusal,) = plan.refusals
+    assert (refusal.kind, refusal.op, refusal.node) == ("R1", "graph output", model.graph.outputs[0].name)
+    assert error(model, plan) <= EXACT
+
+
 def test_inspect_tells_what_becomes_of_the_mean() -> None:
     def told(model: ir.Model) -> tuple[dict[str, str], list[str]]:
         found = inspection(analyze(model))
@@ -240,7 +263,7 @@ def test_the_plan_is_kept_and_told() -> None:
 def test_it_runs_once() -> None:
     model = to_double(decoder(graphs.layer_op, final=transform)[0])
     plan = planned(model)
-    for kind in ROTATION_PASSES[:2]:
+    for kind in ROTATION_PASSES[: ROTATION_PASSES.index(FoldMeans)]:
         kind(plan)(model)
     step = FoldMeans(plan)
     assert step(model).modified
