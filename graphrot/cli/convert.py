@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from graphrot.converted import Converted
-    from graphrot.report.manifest import RotationPart
+    from graphrot.plan.types import Rotation
 
 _RECIPE = "Recipe"
 _FILES = "Files"
@@ -172,7 +172,7 @@ def summary(result: Converted, output: Path) -> list[str]:
         kinds[rotation.kind] = kinds.get(rotation.kind, 0) + 1
     rotated = ", ".join(f"{kind} x{count}" for kind, count in sorted(kinds.items())) or "nothing"
     lines = [f"written    {output}", f"rotated    {rotated}"]
-    online = _transforms(report.plan.rotations)
+    online = _transforms(result.plan.rotations)
     lines += [f"online     {online}"] if online else []
     notes = {r.matrix["note"] for r in report.plan.rotations if "note" in r.matrix}
     lines += [f"note       {note}" for note in sorted(notes)]
@@ -206,11 +206,15 @@ def summary(result: Converted, output: Path) -> list[str]:
     return lines
 
 
-def _transforms(rotations: Sequence[RotationPart]) -> str:
+def _transforms(rotations: Sequence[Rotation]) -> str:
     """What the online rotations cost: transforms that run for every token, by kind and size."""
+    from graphrot.analysis.types import places
+
     counts: dict[tuple[str, int], int] = {}
     for rotation in rotations:
-        if rotation.transforms:
-            counts[rotation.kind, rotation.dim] = counts.get((rotation.kind, rotation.dim), 0) + rotation.transforms
+        added = len(places(rotation.space))
+        if added:
+            key = rotation.space.kind, rotation.space.dim
+            counts[key] = counts.get(key, 0) + added
     parts = [f"{kind} {count} of size {dim}" for (kind, dim), count in sorted(counts.items())]
     return f"Hadamard transforms for every token: {', '.join(parts)}" if parts else ""

@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 from pydantic import BaseModel, ConfigDict
 
-from graphrot.analysis.types import Facts, places
+from graphrot.analysis.types import Facts
 from graphrot.evaluate.certificate import Certificate, weight_bytes
 from graphrot.half import HalfError, HalfTypes
 from graphrot.model.load import Source
@@ -37,8 +37,7 @@ class SourcePart(_Part):
 class RotationPart(_Part):
     """One rotation that was applied; producers and consumers are the tensors that were changed.
 
-    An online rotation also names the run-time tensors that its transforms follow. ``transforms`` counts the nodes
-    that it adds to the graph; each runs for every token.
+    An online rotation also names the run-time tensors that its transforms follow.
     """
 
     kind: str
@@ -48,7 +47,6 @@ class RotationPart(_Part):
     matrix: dict[str, Any]
     producers: list[str]
     consumers: list[str]
-    transforms: int = 0
 
 
 class RefusedPart(_Part):
@@ -236,7 +234,6 @@ def plan_part(plan: RotationPlan) -> PlanPart:
             matrix=_matrix(rotation),
             producers=[u.tensor for u in rotation.space.producers] + [u.tensor for u in rotation.space.online],
             consumers=[u.tensor for u in rotation.space.consumers],
-            transforms=len(places(rotation.space)),
         )
         for rotation in plan.rotations
     ]
