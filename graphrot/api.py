@@ -64,8 +64,8 @@ def convert(
 def inspect(model: str | Path | ModelObject, *, progress: Progress = silent) -> Inspection:
     """Find the rotation sites of a graph, without changing anything.
 
-    Rotary positions that an attention node applies inside do not count: :func:`convert` takes them out where R3
-    is asked for.
+    Sites are those of the graph with its fused operators taken apart, as :func:`convert` does; rotary positions
+    inside of attention it takes out only where R3 is asked for.
 
     Args:
         model: an .onnx file, a folder with ``model.onnx``, or a model in memory (see
@@ -76,11 +76,11 @@ def inspect(model: str | Path | ModelObject, *, progress: Progress = silent) -> 
         InputRefused: it is not a model that the analysis can run.
     """
     from graphrot.analysis.analyze import analyze
+    from graphrot.model.apart import for_the_cpu, take_apart
     from graphrot.model.dequantize import dequantize
     from graphrot.model.interop import as_file
     from graphrot.model.load import load_onnx
     from graphrot.model.onnxfile import OWN_MARK
-    from graphrot.model.rotary import unfuse_rotary
     from graphrot.model.widen import float_types, widen
     from graphrot.report.inspection import inspection
 
@@ -92,7 +92,8 @@ def inspect(model: str | Path | ModelObject, *, progress: Progress = silent) -> 
         if float_types(graph) is not None:
             graph, _ = widen(graph, Path(scratch))
         nodes = len(graph.graph)
-        unfuse_rotary(graph)
+        for_the_cpu(graph)
+        take_apart(graph, rotary=True)
         return inspection(replace(analyze(graph, progress=progress), nodes=nodes))
 
 

@@ -16,7 +16,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphrot.converted import Converted
-from graphrot.errors import CheckFailed, EnvironmentProblem, InputRefused, UsageError
+from graphrot.errors import EnvironmentProblem, InputRefused, UsageError
 from graphrot.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -317,16 +317,14 @@ class _Job:
             texts.tokens(1)
 
     def _opened_up(self, source: Source) -> Source:
-        """The source with rotary positions outside of its attention nodes, where R3 is asked for.
+        """The source with fused operators taken apart; rotary positions too, where R3 is asked for.
 
         Only the graph in memory changes: what the result is compared with is the file as it was.
         """
-        from graphrot.model.rotary import unfuse_rotary
+        from graphrot.model.apart import take_apart
 
-        if not self.opens_attention:
-            return source
         model = source.model.clone()
-        return replace(source, model=model) if unfuse_rotary(model) else source
+        return replace(source, model=model) if take_apart(model, rotary=self.opens_attention) else source
 
     def _planned(self, facts: Facts, source: Source) -> RotationPlan:
         from graphrot.plan.build import PlanRequest, build_plan
@@ -421,14 +419,8 @@ class _Job:
         )
 
     def _try(self, model: ir.Model) -> None:
-        """Load the finished model and run a few tokens: a file that does not run must not be written.
-
-        Raises:
-            CheckFailed: it is not valid, does not load, or its logits are not finite.
-        """
-        import numpy as np
-
-        from graphrot.evaluate.session import DecoderSession
+        """Load the finished model, and run it if it is a decoder: what does not run must not be written."""
+        from graphrot.evaluate.trial import try_model
         from graphrot.model.save import check_written, save_model
 
         self.progress("trying the model", 0, 1)
@@ -436,18 +428,7 @@ class _Job:
         folder.mkdir()
         save_model(model, folder / "model.onnx")
         check_written(folder / "model.onnx")
-        try:
-            logits, cache = (decoder := DecoderSession(folder)).run(np.zeros((1, 3), np.int64))
-            logits, _ = decoder.run(logits[:, -1:].argmax(axis=-1), cache)
-        except InputRefused as error:
-            raise CheckFailed(
-                "The converted model does not run",
-                where=error.where,
-                why=error.why or error.what,
-                do="report the model",
-            ) from error
-        if not np.isfinite(logits).all():
-            raise CheckFailed("The converted model's logits are not finite", do="report the model and the recipe")
+        try_model(folder, decoder=self.recipe.certificate is not None)
 
 
 def _rotates(plan: RotationPlan, kind: str) -> bool:

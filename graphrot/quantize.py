@@ -240,9 +240,9 @@ def _feed(value: ir.Value, window: np.ndarray, cache: CachePair | None) -> np.nd
         return np.ones(window.shape, dtype)
     if value.name == "position_ids":
         return np.arange(window.shape[1], dtype=dtype)[None]
-    if cache is not None:
-        return np.zeros((1, cache.heads, 0, cache.width), dtype)
     shape = [] if value.shape is None else list(value.shape)
+    if cache is not None:
+        return np.zeros((*[2] * (len(shape) == 5), 1, cache.heads, 0, cache.width), dtype)
     if len(shape) != 4 or not isinstance(shape[1], int) or not isinstance(shape[3], int):
         raise InputRefused(
             "Calibration does not know what to feed to an input",

@@ -12,7 +12,7 @@ from graphrot.analysis.visit import Edge, Graph, Record, sum_by
 def find_caches(graph: Graph, ends: Record) -> list[CachePair]:
     """Pair cache inputs with outputs, and tie all their tokens to one basis.
 
-    An output carries an input on if it begins, along the token axis (2), with the very elements of that
+    An output carries an input on if it begins, along the token axis (the last but one), with the very elements of that
     input. Each input is carried by one output at most.
 
     Args:
@@ -25,26 +25,26 @@ def find_caches(graph: Graph, ends: Record) -> list[CachePair]:
     by_base = {int(graph.labels[v].ids.min()): v for v in inputs if graph.labels[v].ids.size}
     for output in graph.scope.model.graph.outputs:
         labels = graph.labels.get(output)
-        if labels is None or labels.rank != 4 or not labels.ids.size or not output.name:
+        if labels is None or labels.rank not in (4, 5) or not labels.ids.size or not output.name:
             continue
         past = by_base.get(int(labels.ids.reshape(-1)[0]))
         if past is None or not past.name or past.name in taken or not _begins_with(labels, graph.labels[past]):
             continue
         taken.add(past.name)
-        _, heads, _, width = graph.labels[past].shape
+        *_, heads, _, width = graph.labels[past].shape
         pairs.append(CachePair(past.name, output.name, heads, width))
         _tie(ends, graph.labels[past], labels, len(pairs))
     return pairs
 
 
 def _begins_with(labels: Labels, past: Labels) -> bool:
-    length = past.shape[2]
-    same_rest = labels.shape[:2] == past.shape[:2] and labels.shape[3] == past.shape[3]
-    return same_rest and labels.shape[2] >= length and labels[:, :, :length].same_as(past)
+    length = past.shape[-2]
+    same_rest = labels.shape[:-2] == past.shape[:-2] and labels.shape[-1] == past.shape[-1]
+    return same_rest and labels.shape[-2] >= length and labels[..., :length, :].same_as(past)
 
 
 def _tie(ends: Record, past: Labels, present: Labels, salt: int) -> None:
-    first = past.take([0], 2)
+    first = past.take([0], past.rank - 2)
     a, b, ca, cb = np.broadcast_arrays(first.ids, present.ids, first.copies, present.copies)
     differ = a != b
     if not differ.any():

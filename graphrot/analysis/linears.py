@@ -107,7 +107,7 @@ def _passes_on(scope: Scope, node: ir.Node, position: int) -> bool:
 def find_embeddings(scope: Scope, linears: Iterable[LinearRef]) -> tuple[EmbeddingRef, ...]:
     """Lookups of table rows by token ids.
 
-    A table of learned positions is looked up in the same way. The token table is the one with as many
+    A lookup of which only the shape is read is none. A table of learned positions is looked up in the same way. The token table is the one with as many
     rows as the head has outputs; without such a table, the one with the most rows.
     """
     found: list[EmbeddingRef] = []
@@ -116,6 +116,7 @@ def find_embeddings(scope: Scope, linears: Iterable[LinearRef]) -> tuple[Embeddi
             node.op_type != "Gather"
             or not is_standard(node)
             or ("axis" in node.attributes and node.attributes["axis"].as_int())
+            or (not scope.uses(node.outputs[0]) and not node.outputs[0].is_graph_output())
         ):
             continue
         table, index = node.inputs[0], node.inputs[1]

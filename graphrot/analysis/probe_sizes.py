@@ -4,9 +4,9 @@ Equal symbolic dimensions share one size; a dimension without a name stands alon
 be follows from where it stands:
 
 1. first axis of an input of rank 2 and more: the batch ``b``;
-2. other axis of a cache (a float input of rank 4 that a graph output of rank 4 carries on): the past
-   ``p``; but the last axis is a head's size, from the widths of matmuls and the head counts that attention
-   nodes declare;
+2. other axis of a cache (a float input of rank 4 that a graph output of rank 4 carries on, or of rank 5, keys
+   and values in one): the past ``p``; but the last axis is a head's size, from the widths of matmuls and the head
+   counts that attention nodes declare;
 3. second axis of an input of rank 2: the sequence ``s``, the past, or both together ``t = p + s``; the
    ids of a table lookup come first and are ``s``;
 4. the only axis of an input of rank 1: ``s``, ``t`` or ``b``;
@@ -39,6 +39,7 @@ _NAMELESS = "?"
 _CARRIERS = frozenset(
     {
         *("Identity", "Cast", "Concat", "Transpose", "TensorScatter", "ScatterND", "ScatterElements"),
+        *("Gather", "Split", "Squeeze", "Unsqueeze"),
         *("Attention", "GroupQueryAttention", "MultiHeadAttention"),
     }
 )
@@ -130,25 +131,25 @@ class Sizes:
         return {d for dims in self._dims.values() for d in dims if isinstance(d, int)} | set(self._fixed.values())
 
     def is_cache(self, value: ir.Value) -> bool:
-        """A float input of rank 4 that a graph output of rank 4 carries on."""
+        """A float input of rank 4, or ``[2, B, H, T, D]``, that a graph output of the same rank carries on."""
         dims = self._dims[value.name or ""]
-        if len(dims) != 4 or value.dtype not in FLOATS:
+        if (len(dims) != 4 and dims[:-4] != (2,)) or value.dtype not in FLOATS:
             return False
         return any(
             all(
                 not isinstance(d, int) or not isinstance(e, int) or d == e
-                for d, e in zip(dims[1::2], end[1::2], strict=True)
+                for d, e in zip(dims[-3::2], end[-3::2], strict=True)
             )
-            for end in self._ends(value)
+            for end in self._ends(value, len(dims))
         )
 
-    def _ends(self, value: ir.Value) -> Iterator[tuple[int | ir.SymbolicDim, ...]]:
-        """Shapes of the graph outputs of rank 4 that hold the value, joined with others at most."""
+    def _ends(self, value: ir.Value, rank: int) -> Iterator[tuple[int | ir.SymbolicDim, ...]]:
+        """Shapes of the graph outputs of this rank that hold the value, joined with others at most."""
         stack, visited = [value], {value}
         while stack:
             current = stack.pop()
             shape = current.shape
-            if current.is_graph_output() and shape is not None and len(shape) == 4:
+            if current.is_graph_output() and shape is not None and len(shape) == rank:
                 yield tuple(shape)
             for user, _ in self._scope.uses(current):
                 if user.op_type in _CARRIERS:
@@ -186,10 +187,11 @@ class Sizes:
 
     def _roles(self, value: ir.Value, axis: int, cached: bool) -> tuple[Role, ...]:
         rank = len(self._dims[value.name or ""])
-        if axis == 0 and rank >= 2:
+        cache = self.is_cache(value)
+        if axis == (rank - 4 if cache else 0) and rank >= 2:
             return ("b",)
-        if self.is_cache(value):
-            return tuple(str(n) for n in self._head_sizes()) or ("p",) if axis == 3 else ("p",)
+        if cache:
+            return tuple(str(n) for n in self._head_sizes()) or ("p",) if axis == rank - 1 else ("p",)
         if rank == 1:
             return ("s", "t", "b") if cached else ("s", "b")
         if not cached:

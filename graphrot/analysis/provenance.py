@@ -141,7 +141,8 @@ class Provenance:
             if seen is None or value.dtype not in FLOATS:
                 continue
             cache = self.graph.probe.is_cache_input(value)
-            axes = [a for a, static in enumerate(seen.static) if static and not (cache and a == 2)]
+            tokens = len(seen.shape) - 2
+            axes = [a for a, static in enumerate(seen.static) if static and not (cache and a == tokens)]
             source = self.graph.table.get("input", value, None, seen.shape, axes)
             self.graph.labels[value] = fresh_labels(source)
 

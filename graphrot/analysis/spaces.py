@@ -392,14 +392,16 @@ def _producer(source: Source, groups: list[np.ndarray]) -> WeightUse:
 
 
 def _whole_rows(source: Source, groups: list[np.ndarray]) -> bool:
-    """A cache is rotated along its last axis, whole, in all heads alike."""
+    """A cache is rotated along its last axis, whole, in all heads alike; of one for keys and values, either half."""
     last = len(source.shape) - 1
     if not source.axes or source.axes[-1] != last:
         return False
     width = source.shape[last]
     rows = [int(ids[0]) // width for ids in groups]
     in_order = all(np.array_equal(ids, row * width + np.arange(width)) for ids, row in zip(groups, rows, strict=True))
-    return in_order and sorted(rows) == list(range(source.count // width))
+    count = source.count // width
+    halves = [range(count)] if len(source.shape) == 4 else [range(count), range(count // 2), range(count // 2, count)]
+    return in_order and sorted(rows) in [list(half) for half in halves]
 
 
 def _sorted_groups(groups: Iterable[np.ndarray]) -> tuple[Runs, ...]:

@@ -247,7 +247,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class CachePair:
-    """A cache input and the output that carries it on, ``[B, H, T, D]``."""
+    """A cache input and the output that carries it on, ``[B, H, T, D]``; ``[2, B, H, T, D]`` for keys and values."""
 
     past: str
     present: str

@@ -72,7 +72,8 @@ class _CacheInput:
     name: str
     present: str
     shape: tuple[int, ...]
-    """``[batch, heads, 0, width]`` with 0 for the batch too; both are set at run time."""
+    """``[batch, heads, 0, width]`` with 0 for the batch too; both are set at run time. ``[2, batch, heads, 0, width]``
+    where keys and values are one tensor."""
     dtype: Any
 
 
@@ -247,13 +248,14 @@ class DecoderSession:
             present = name.replace("past_key_values", "present").replace("past", "present")
             if present == name or present not in outputs:
                 raise self._not_a_decoder(f"input {name!r} is neither of {_TOKENS}, {_MASK}, {_POSITIONS} nor a cache")
-            if value.type not in _DTYPES or len(value.shape) != 4:
+            both = value.shape[:-4] == [2]
+            if value.type not in _DTYPES or len(value.shape) != 4 + both:
                 raise self._not_a_decoder(f"cache input {name!r} is {value.type} {value.shape}, not of rank 4")
-            _, heads, _, width = (sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in value.shape)
+            _, heads, _, width = (sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in value.shape[-4:])
             if not isinstance(heads, int):
                 raise self._not_a_decoder(f"cache input {name!r} leaves its heads open: {value.shape}")
             width = width if isinstance(width, int) else _OPEN
-            caches.append(_CacheInput(name, present, (0, heads, 0, width), _DTYPES[value.type]))
+            caches.append(_CacheInput(name, present, (*[2] * both, 0, heads, 0, width), _DTYPES[value.type]))
         if _TOKENS not in self._inputs:
             raise self._not_a_decoder(f"it has no input {_TOKENS!r}")
         return tuple(caches)
@@ -261,11 +263,11 @@ class DecoderSession:
     def _find_width(self, widths: Sequence[int]) -> None:
         """Set the width that cache inputs leave open: the first with which a token runs."""
         declared = self._caches
-        if all(entry.shape[3] != _OPEN for entry in declared):
+        if all(entry.shape[-1] != _OPEN for entry in declared):
             return
         for width in widths:
             self._caches = tuple(
-                replace(entry, shape=(*entry.shape[:3], width)) if entry.shape[3] == _OPEN else entry
+                replace(entry, shape=(*entry.shape[:-1], width)) if entry.shape[-1] == _OPEN else entry
                 for entry in declared
             )
             try:
@@ -273,7 +275,7 @@ class DecoderSession:
             except InputRefused:
                 continue
             return
-        name = next(entry.name for entry in declared if entry.shape[3] == _OPEN)
+        name = next(entry.name for entry in declared if entry.shape[-1] == _OPEN)
         raise self._not_a_decoder(f"cache input {name!r} leaves its width open, and it runs with none of {widths}")
 
     def _find_logits(self, outputs: Mapping[str, Any]) -> str:
@@ -333,8 +335,8 @@ def _give_back() -> None:
 
 
 def _empty(entry: _CacheInput, batch: int) -> Any:
-    _, heads, length, width = entry.shape
-    return _value(np.zeros((batch, heads, length, width), dtype=entry.dtype))
+    *both, _, heads, length, width = entry.shape
+    return _value(np.zeros((*both, batch, heads, length, width), dtype=entry.dtype))
 
 
 def _value(array: np.ndarray) -> Any:

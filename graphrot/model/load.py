@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import onnx_ir as ir
 
 from graphrot.errors import InputRefused
+from graphrot.model.apart import for_the_cpu
 from graphrot.model.dequantize import dequantize, write_float
 from graphrot.model.files import path_of, sha256_of, tokenizer_folder
 from graphrot.model.finished import exported
@@ -147,7 +148,7 @@ class _Opened:
 
 
 def _opened(path: Path, workdir: Path) -> _Opened:
-    """Open a file; one of an old format, or with quantized weights, is written anew.
+    """Open a file; one of an old format, with quantized weights, or with operators of GPUs alone is written anew.
 
     Raises:
         InputRefused: it is not usable as a source.
@@ -158,6 +159,7 @@ def _opened(path: Path, workdir: Path) -> _Opened:
     digest = sha256_of([path, *external_files(model)])
     losses = dequantize(model)
     refuse_quantized(model, path)
+    changed = for_the_cpu(model) or changed
     if losses is not None:
         made, place = write_float(model, workdir / "float")
         return _Opened(made, place, digest, losses.notes(), losses.floats)

@@ -10,14 +10,9 @@ new, starts at ``n - S``; or at 0 for a prompt whose shorter rows are padded on 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import onnx_ir as ir
 
-from graphrot.graph import add_initializer, iter_values, unique_name
-
-DOMAIN = "com.microsoft"
+from graphrot.model.rewrite import MICROSOFT, Rewriter, integer, operand, opset_of
 
 _OLDEST = 13
 """From this opset on Split and Squeeze take what they split as an input."""
@@ -38,9 +33,9 @@ def unfuse_rotary(model: ir.Model) -> tuple[str, ...]:
     Returns:
         First outputs of the nodes that were rewritten.
     """
-    if max(model.opset_imports.get("", 0), model.opset_imports.get("ai.onnx", 0)) < _OLDEST:
+    if opset_of(model) < _OLDEST:
         return ()
-    rewriter = _Rewriter(model)
+    rewriter = _Unfuser(model)
     done = []
     for node in list(model.graph):
         width = _rotated_width(node)
@@ -52,38 +47,35 @@ def unfuse_rotary(model: ir.Model) -> tuple[str, ...]:
 
 def _rotated_width(node: ir.Node) -> int | None:
     """How many channels of a head the node turns; None for nodes that are not to be rewritten."""
-    if node.op_type != "GroupQueryAttention" or node.domain != DOMAIN or not _number(node, "do_rotary"):
+    if node.op_type != "GroupQueryAttention" or node.domain != MICROSOFT or not integer(node, "do_rotary"):
         return None
-    if not _number(node, "num_heads") or not _number(node, "kv_num_heads") or _number(node, "sliding_window_cache"):
+    if not integer(node, "num_heads") or not integer(node, "kv_num_heads") or integer(node, "sliding_window_cache"):
         return None
-    if any(_input(node, position) is not None for position in _OTHER_POSITIONS):
+    if any(operand(node, position) is not None for position in _OTHER_POSITIONS):
         return None
-    cos, sin, sizes = _input(node, _COS_AT), _input(node, _SIN_AT), _input(node, _SIZES_AT)
+    cos, sin, sizes = operand(node, _COS_AT), operand(node, _SIN_AT), operand(node, _SIZES_AT)
     if cos is None or sin is None or sizes is None:
         return None
     half = _last_size(cos)
     return None if half is None else 2 * half
 
 
-class _Rewriter:
+class _Unfuser(Rewriter):
     def __init__(self, model: ir.Model) -> None:
-        self.model = model
-        self.names = {value.name for value in iter_values(model) if value.name}
-        self.names |= {node.name for node in model.graph if node.name}
-        self.constants: dict[tuple[int, ...] | int, ir.Value] = {}
+        super().__init__(model, "rotary")
         self.positions: dict[ir.Value, ir.Value] = {}
 
     def rewrite(self, node: ir.Node, width: int) -> None:
-        heads, kv = _number(node, "num_heads"), _number(node, "kv_num_heads")
+        heads, kv = integer(node, "num_heads"), integer(node, "kv_num_heads")
         query, key, value = self._parts(node, heads, kv)
         positions = self._positions(node)
-        interleaved = _number(node, "rotary_interleaved")
+        interleaved = integer(node, "rotary_interleaved")
         turned = []
         for part, count in ((query, heads), (key, kv)):
             attributes = {"interleaved": interleaved, "num_heads": count, "rotary_embedding_dim": width}
             operands = [part, positions, node.inputs[_COS_AT], node.inputs[_SIN_AT]]
             label = "query_rotary" if part is query else "key_rotary"
-            turned.append(self._op(node, "RotaryEmbedding", operands, label, attributes, domain=DOMAIN))
+            turned.append(self.op(node, "RotaryEmbedding", operands, label, attributes, domain=MICROSOFT))
         rest = list(node.inputs[3:])
         for position in (_COS_AT, _SIN_AT, _POSITIONS_AT):
             if position - 3 < len(rest):
@@ -92,98 +84,46 @@ class _Rewriter:
             rest.pop()
         operands = [*turned, value, *rest]
         node.resize_inputs(len(operands))
-        for position, operand in enumerate(operands):
-            node.replace_input_with(position, operand)
+        for position, value_in in enumerate(operands):
+            node.replace_input_with(position, value_in)
         node.attributes["do_rotary"] = ir.AttrInt64("do_rotary", 0)
         node.attributes.pop("rotary_interleaved", None)
 
     def _parts(self, node: ir.Node, heads: int, kv: int) -> tuple[ir.Value, ir.Value, ir.Value]:
         """Queries, keys and values; the size of a head need not be known."""
-        query, key, value = (_input(node, position) for position in range(3))
+        query, key, value = (operand(node, position) for position in range(3))
         assert query is not None
         if key is not None and value is not None:
             return query, key, value
-        rows = self._op(node, "Reshape", [query, self._constant((0, 0, heads + 2 * kv, -1))], "heads")
-        sizes = self._constant((heads, kv, kv))
+        rows = self.op(node, "Reshape", [query, self.constant((0, 0, heads + 2 * kv, -1))], "heads")
+        sizes = self.constant((heads, kv, kv))
         labels = [f"{name}_heads" for name in ("query", "key", "value")]
-        parts = self._ops(node, "Split", [rows, sizes], labels, {"axis": 2})
-        flat = self._constant((0, 0, -1))
+        parts = self.ops(node, "Split", [rows, sizes], labels, {"axis": 2})
+        flat = self.constant((0, 0, -1))
         first, second, third = (
-            self._op(node, "Reshape", [part, flat], name)
+            self.op(node, "Reshape", [part, flat], name)
             for part, name in zip(parts, ("query", "key", "value"), strict=True)
         )
         return first, second, third
 
     def _positions(self, node: ir.Node) -> ir.Value:
         """``[B, S] int64``; nodes with the same lengths share them."""
-        given = _input(node, _POSITIONS_AT)
+        given = operand(node, _POSITIONS_AT)
         if given is not None:
             return given
         sizes, query = node.inputs[_SIZES_AT], node.inputs[0]
         assert sizes is not None and query is not None
         if sizes not in self.positions:
-            shape = self._op(node, "Shape", [query], "query_shape")
-            count = self._op(node, "Gather", [shape, self._constant(1)], "new_tokens", {"axis": 0})
-            last = self._op(node, "Cast", [sizes], "last_position", {"to": int(ir.DataType.INT64)})
-            rows = self._op(node, "Reshape", [last, self._constant((-1, 1))], "last_positions")
-            stored = self._op(node, "Add", [rows, self._constant(1)], "tokens")
-            before = self._op(node, "Sub", [stored, count], "tokens_before")
-            start = self._op(node, "Max", [before, self._constant(0)], "first_positions")
-            steps = self._op(node, "Range", [self._constant(0), count, self._constant(1)], "steps")
-            self.positions[sizes] = self._op(node, "Add", [start, steps], "positions")
+            shape = self.op(node, "Shape", [query], "query_shape")
+            count = self.op(node, "Gather", [shape, self.constant(1)], "new_tokens", {"axis": 0})
+            last = self.op(node, "Cast", [sizes], "last_position", {"to": int(ir.DataType.INT64)})
+            rows = self.op(node, "Reshape", [last, self.constant((-1, 1))], "last_positions")
+            stored = self.op(node, "Add", [rows, self.constant(1)], "tokens")
+            before = self.op(node, "Sub", [stored, count], "tokens_before")
+            start = self.op(node, "Max", [before, self.constant(0)], "first_positions")
+            steps = self.op(node, "Range", [self.constant(0), count, self.constant(1)], "steps")
+            self.positions[sizes] = self.op(node, "Add", [start, steps], "positions")
         return self.positions[sizes]
-
-    def _constant(self, numbers: tuple[int, ...] | int) -> ir.Value:
-        if numbers not in self.constants:
-            content = np.asarray(numbers, dtype=np.int64)
-            name = unique_name(self.names, "rotary_" + "_".join(str(n) for n in content.reshape(-1).tolist()))
-            self.constants[numbers] = add_initializer(self.model, name, content)
-        return self.constants[numbers]
-
-    def _op(
-        self,
-        before: ir.Node,
-        op_type: str,
-        operands: Sequence[ir.Value | None],
-        label: str,
-        attributes: dict[str, int] | None = None,
-        *,
-        domain: str = "",
-    ) -> ir.Value:
-        return self._ops(before, op_type, operands, [label], attributes, domain=domain)[0]
-
-    def _ops(
-        self,
-        before: ir.Node,
-        op_type: str,
-        operands: Sequence[ir.Value | None],
-        labels: Sequence[str],
-        attributes: dict[str, int] | None = None,
-        *,
-        domain: str = "",
-    ) -> Sequence[ir.Value]:
-        """Insert a node in front of ``before``, whose first output lends its name."""
-        base = before.outputs[0].name
-        node = ir.node(
-            op_type,
-            operands,
-            attributes or {},
-            domain=domain,
-            num_outputs=len(labels),
-            name=unique_name(self.names, f"{base}.{labels[0]}.node"),
-        )
-        for output, label in zip(node.outputs, labels, strict=True):
-            output.name = unique_name(self.names, f"{base}.{label}")
-        self.model.graph.insert_before(before, node)
-        return node.outputs
-
-
-def _input(node: ir.Node, position: int) -> ir.Value | None:
-    return node.inputs[position] if position < len(node.inputs) else None
-
-
-def _number(node: ir.Node, name: str) -> int:
-    return node.attributes[name].as_int() if name in node.attributes else 0
 
 
 def _last_size(value: ir.Value) -> int | None:
