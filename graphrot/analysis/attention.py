@@ -10,9 +10,12 @@ import numpy as np
 from graphrot.analysis.labels import Labels, combine, concatenate, coordinates
 from graphrot.analysis.products import contract, mix, refuse_contraction
 from graphrot.analysis.visit import Visit
+from graphrot.model.fused_attention import obstacle
 
 _NORMS = "it normalizes queries and keys inside, behind which no transform can stand"
 _ROTARY = "it applies rotary positions inside (do_rotary=1), where no transform can stand behind them"
+_WITHIN = "it keeps keys and values in an order of its own, which is not followed"
+_BEFORE = "give the model as it was before its attention was fused, or converted for a beam search"
 
 
 def attention(v: Visit) -> None:
@@ -72,6 +75,13 @@ def multi_head(v: Visit) -> None:
         v.opaque()
         return
     _run(v, q4, k4, x4, pasts=(6, 7), presents=(1, 2), flat=True)
+
+
+def whole(v: Visit) -> None:
+    """Attention operators whose queries, keys and values are not followed. Those that can be were taken apart."""
+    reason = obstacle(v.node) if v.node.op_type == "Attention" else _WITHIN
+    v.opaque(reason)
+    v.record.refused.append((reason or _WITHIN, _BEFORE))
 
 
 def _add_bias(v: Visit, parts: tuple[Labels, Labels, Labels]) -> bool:

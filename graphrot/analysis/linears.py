@@ -107,8 +107,9 @@ def _passes_on(scope: Scope, node: ir.Node, position: int) -> bool:
 def find_embeddings(scope: Scope, linears: Iterable[LinearRef]) -> tuple[EmbeddingRef, ...]:
     """Lookups of table rows by token ids.
 
-    A lookup of which only the shape is read is none. A table of learned positions is looked up in the same way. The token table is the one with as many
-    rows as the head has outputs; without such a table, the one with the most rows.
+    A lookup of which only the shape is read is none. A table of learned positions is looked up in the same way.
+    The token table is the one with as many rows as the head has outputs; without such a table, the one with the
+    most rows.
     """
     found: list[EmbeddingRef] = []
     for node in scope.nodes:

@@ -18,7 +18,7 @@ from graphrot.analysis.probe_sizes import Choice, Run, Sizes
 from graphrot.analysis.scope import Scope
 from graphrot.errors import InputRefused
 from graphrot.graph import FLOATS, read_constant
-from graphrot.ops.runtime import runtime, too_new
+from graphrot.ops.runtime import runtime, too_new, without_kernel
 
 _ELEMENTS = {int(t) for t in FLOATS}
 
@@ -96,8 +96,14 @@ class Probe:
         try:
             return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises types of its own, without a common base
-            raise too_new(str(error), None) or InputRefused(
-                "ONNX Runtime does not load the graph", why=_first_line(error), do="check the model with onnx.checker"
+            raise (
+                too_new(str(error), None)
+                or without_kernel(str(error), None)
+                or InputRefused(
+                    "ONNX Runtime does not load the graph",
+                    why=_first_line(error),
+                    do="check the model with onnx.checker",
+                )
             ) from error
 
     def _search(self) -> tuple[dict[ir.Value, Any], dict[ir.Value, Any]]:

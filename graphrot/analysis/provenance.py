@@ -64,6 +64,11 @@ MICROSOFT: Mapping[str, Handler] = {
     "SkipSimplifiedLayerNormalization": norms.norm,
     "GroupQueryAttention": attention.grouped,
     "MultiHeadAttention": attention.multi_head,
+    "Attention": attention.whole,
+    "DecoderMaskedMultiHeadAttention": attention.whole,
+    "DecoderMaskedSelfAttention": attention.whole,
+    "DecoderAttention": attention.whole,
+    "SparseAttention": attention.whole,
     "FusedMatMul": products.fused_matmul,
 }
 

@@ -35,6 +35,8 @@ def find_refusals(
             found.append(search.embedding(embedding))
     found.extend(_within(space) for space in streams if space.optional)
     for node, record in provenance.all_records():
+        for reason, change in record.refused:
+            found += [_refusal(kind, _at(node, reason), change) for kind in _INSIDE]
         for contraction in record.contractions:
             if node is not None and not search.covered(contraction.ids):
                 found.append(search.contraction(node, contraction.ids, contraction.refused))
@@ -71,6 +73,10 @@ def _within(space: RotationSpace) -> Refusal:
 
 
 _STAYS = "its gain is not read by constant matmuls alone, so it cannot fold"
+
+
+_INSIDE: tuple[SpaceKind, ...] = ("R2", "R3")
+"""What is looked for inside of an attention."""
 
 
 @dataclass(frozen=True)

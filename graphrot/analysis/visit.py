@@ -92,6 +92,8 @@ class Record:
     contractions: list[Contraction] = field(default_factory=list)
     mixed: list[np.ndarray] = field(default_factory=list)
     """Ids of tensors whose rows are averaged with run-time weights (attention values)."""
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    """Why there are no channels inside the node that could rotate, and what would change it."""
     means: list[np.ndarray] = field(default_factory=list)
     """Ids whose matrix must keep the all-ones vector."""
     exits: list[Exit] = field(default_factory=list)

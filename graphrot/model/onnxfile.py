@@ -27,6 +27,9 @@ _QUANTIZED_OPS = frozenset(
 )
 """Operators that only quantized models have."""
 
+_LAYOUTS = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
+_COPIES = frozenset({"MemcpyFromHost", "MemcpyToHost"})
+
 
 def open_onnx(path: Path) -> ir.Model:
     """Read and check an ONNX file. Weights in external data stay on disk and are mapped on use.
@@ -36,10 +39,10 @@ def open_onnx(path: Path) -> ir.Model:
             :func:`graphrot.model.tensors.place_of` for links).
 
     Raises:
-        InputRefused: not there, not ONNX, not valid, or its external data is missing, too short or
-            outside the model's folder.
+        InputRefused: not there, not ONNX, not valid, saved by ONNX Runtime for one kind of hardware, or its external
+            data is missing, too short or outside the model's folder.
     """
-    proto = read_proto(path)
+    proto = read_proto(path, anywhere=True)
     _run_checker(proto, path)
     return _mapped(proto, path)
 
@@ -58,14 +61,20 @@ def _mapped(proto: onnx.ModelProto, path: Path) -> ir.Model:
     return model
 
 
-def read_proto(path: Path) -> onnx.ModelProto:
+def read_proto(path: Path, *, anywhere: bool = False) -> onnx.ModelProto:
     """Read the protobuf without its external data, and check that graph and weights are whole.
+
+    Args:
+        path: the .onnx file.
+        anywhere: refuse operators that ONNX Runtime makes for one kind of hardware.
 
     Raises:
         InputRefused: see :func:`open_onnx`.
     """
     refuse_other_files(path)
     proto = _parse(path)
+    if anywhere:
+        _refuse_hardware(proto, path)
     check_structure(proto, str(path))
     check_tensors(proto, path)
     return proto
@@ -116,6 +125,21 @@ def external_files(model: ir.Model) -> list[Path]:
 def _external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
     tensors = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
     return [tensor for tensor in tensors if isinstance(tensor, ir.ExternalTensor)]
+
+
+def _refuse_hardware(proto: onnx.ModelProto, path: Path) -> None:
+    """A graph that ONNX Runtime saved after its last optimizations holds weights in the order of one processor."""
+    found = [node for node in proto.graph.node if node.domain in _LAYOUTS or node.op_type in _COPIES]
+    if not found:
+        return
+    kinds = ", ".join(sorted({f"{node.domain}::{node.op_type}".removeprefix("::") for node in found}))
+    name = found[0].name or next(iter(found[0].output), "")
+    raise InputRefused(
+        "ONNX Runtime saved the model for one kind of hardware",
+        where=f"{path}: {len(found)} nodes ({kinds}), the first is {name!r}",
+        why="their weights lie in the order of that processor, or they copy between the devices of one session",
+        do="give the model that was optimized, or save it at the level ORT_ENABLE_EXTENDED on a CPU",
+    )
 
 
 def _corrupt(path: Path, why: str) -> InputRefused:

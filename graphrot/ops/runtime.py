@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from types import ModuleType
 
-from graphrot.errors import EnvironmentProblem
+from graphrot.errors import EnvironmentProblem, InputRefused
 
 OLDEST = (1, 20)
 """The oldest version that models and library are tested with."""
@@ -52,4 +52,24 @@ def too_new(message: str, where: str | None) -> EnvironmentProblem | None:
         where=where,
         why=message.strip()[:400],
         do=f"{_UPGRADE}, or export the model at an older opset",
+    )
+
+
+def without_kernel(message: str, where: str | None) -> InputRefused | None:
+    """The refusal of a model with an operator that ONNX Runtime has, but not for the CPU; None if ``message`` says
+    something else.
+
+    Args:
+        message: what ONNX Runtime raised.
+        where: the model.
+    """
+    found = re.search(r"Could not find an implementation for (\w+)\(\d+\) node with name '(.*?)'", message)
+    if found is None:
+        return None
+    op, name = found.groups()
+    return InputRefused(
+        f"ONNX Runtime has no {op} for the CPU",
+        where=": ".join(filter(None, [where, f"{op} node {name!r}"])),
+        why="models are analysed and compared on the CPU, and other operators are not put in its place",
+        do="give the model as it was before it was optimized for a GPU, or packed",
     )
