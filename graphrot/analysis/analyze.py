@@ -60,7 +60,7 @@ def analyze(model: ir.Model, *, sizes: Mapping[str, int] | None = None, progress
     embeddings = find_embeddings(scope, linears)
     refused = find_refusals(provenance, partition, spaces, embeddings)
     tell("comparing the head with the embedding", 4, _STEPS)
-    tied = find_tied(model, embeddings, linears)
+    tied = find_tied(model, embeddings, linears, spaces.spaces)
     tell("analysed", _STEPS, _STEPS)
     return Facts(
         nodes=len(model.graph),

@@ -5,6 +5,7 @@ Both runs have every optimization off. What differs between them is dynamic, the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -122,11 +123,15 @@ class Probe:
                     return outputs[0], outputs[1]
         assert failure is not None
         choice, run, message = failure
+        for_gpus = re.search(r"\bCPU\b", message) is not None
         raise InputRefused(
             "The graph runs at none of the sizes that its inputs suggest",
             where=f"first tried: {choice.words(run)}",
             why=message,
-            do="give `sizes` for its symbolic dimensions: " + (", ".join(self._sizes.declared) or "they have no names"),
+            do="give the model as it was before its operators were fused for a GPU"
+            if for_gpus
+            else "give `sizes` for its symbolic dimensions: "
+            + (", ".join(self._sizes.declared) or "they have no names"),
         )
 
     def _execute(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[ir.Value, Any]:

@@ -7,18 +7,33 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from graphrot.analysis.types import EmbeddingRef, LinearRef, TiedHead
+from graphrot.analysis.types import EmbeddingRef, LinearRef, RotationSpace, TiedHead
 from graphrot.graph import value_map
 
 _ROWS = 2048
 """Rows of the table that are compared at once."""
 
 
-def find_tied(model: ir.Model, embeddings: Sequence[EmbeddingRef], linears: Sequence[LinearRef]) -> TiedHead | None:
-    """The first head and token table that hold the same numbers, or None."""
+def find_tied(
+    model: ir.Model,
+    embeddings: Sequence[EmbeddingRef],
+    linears: Sequence[LinearRef],
+    spaces: Sequence[RotationSpace] = (),
+) -> TiedHead | None:
+    """The first head and token table that hold the same numbers, or None.
+
+    An encoder and a decoder may look up one table, and rotate what they find by matrices of their own: the lookup
+    that counts is the one in a space that the head reads.
+    """
     values = value_map(model)
     for head in (linear for linear in linears if linear.is_head):
-        for embedding in embeddings:
+        shared = {
+            producer.node
+            for space in spaces
+            if any(consumer.node == head.node for consumer in space.consumers)
+            for producer in space.producers
+        }
+        for embedding in sorted(embeddings, key=lambda embedding: embedding.node not in shared):
             if (embedding.rows, embedding.dim) != (head.out_features, head.in_features):
                 continue
             table = _root(values[embedding.table])

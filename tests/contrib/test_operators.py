@@ -1,20 +1,16 @@
-"""Single operators of com.microsoft, and what ONNX Runtime's own optimizer makes of an export."""
+"""Single operators of com.microsoft, as the analysis follows them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 import pytest
-from onnxruntime.transformers import optimizer
 
-import graphrot
 from graphrot.analysis.analyze import analyze
 from tests.analysis.graphs import FFN, HIDDEN, INT64, VOCAB, Builder
 from tests.analysis.rotated import relative_error
-from tests.exported import tiny_onnx
 
 
 def _head(b: Builder, x: str) -> ir.Model:
@@ -70,21 +66,3 @@ def test_scores_by_a_fused_product() -> None:
         _head(b, result),
         {("R1", "merged", HIDDEN): 1, ("R2", "merged", HIDDEN): 1, ("R3", "merged", HIDDEN): 1},
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "fused", "expected"),
-    [
-        ("gpt2", "SkipLayerNormalization", {("R1", 80): 1, ("R2", 16): 2, ("R3", 16): 2, ("R4", 320): 2}),
-        ("llama", "SkipSimplifiedLayerNormalization", {("R1", 48): 1, ("R2", 16): 2, ("R3", 16): 2, ("R4", 112): 2}),
-    ],
-)
-def test_optimizer(name: str, fused: str, expected: dict[tuple[str, int], int], tmp_path: Path) -> None:
-    optimized = optimizer.optimize_model(str(tiny_onnx(name)), model_type="gpt2", opt_level=0)
-    path = tmp_path / "optimized.onnx"
-    optimized.save_model_to_file(str(path))
-    assert any(node.op_type == fused for node in optimized.model.graph.node)
-    found = graphrot.inspect(path)
-    assert not found.refused and Counter((site.kind, site.dim) for site in found.sites) == expected
-    result = graphrot.convert(path, recipe="rotate-only")
-    assert result.certificate is not None and result.certificate.relative <= 2e-5
