@@ -30,7 +30,6 @@ def _checkpoint(name: str) -> Path:
     return folder
 
 
-@functools.cache
 def built(name: str, precision: str = "fp32") -> Path:
     """The folder that the builder makes of ``tiny(name)``. Do not change the files.
 
@@ -38,6 +37,11 @@ def built(name: str, precision: str = "fp32") -> Path:
         name: see ``tests/tiny.py``.
         precision: fp32, fp16 or int4.
     """
+    return _build(name, precision)
+
+
+@functools.cache
+def _build(name: str, precision: str) -> Path:
     folder = _FOLDER / name / precision
     command = ["builder", "-i", _checkpoint(name), "-o", folder, "-p", precision, "-e", "cpu", "-c", _FOLDER / "cache"]
     words = [str(word) for word in [*command, "--extra_options", "hf_token=false"]]

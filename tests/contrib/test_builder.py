@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -13,6 +14,7 @@ import onnxruntime_genai as og
 import pytest
 
 import graphrot
+from graphrot.converted import Converted
 from graphrot.evaluate.compare import Reference, fitting, random_probes
 from graphrot.evaluate.session import open_decoder
 from tests.contrib.built import built
@@ -21,6 +23,16 @@ FORMS = [(name, "fp32") for name in ("llama", "llama_tied", "qwen2", "qwen3")]
 FORMS += [("llama_tied", "int4"), ("qwen2", "int4"), ("qwen3", "fp16")]
 SITES = {"llama": (48, 112, 2), "llama_tied": (48, 112, 2), "qwen2": (80, 96, 2), "qwen3": (48, 80, 3)}
 """Hidden size, inner size, layers; heads are of 16."""
+
+
+@functools.cache
+def _rotated(name: str, precision: str) -> tuple[Converted, Path]:
+    """``rotate-only`` of a builder's file; with a certificate where its weights are not float32. Do not change it."""
+    output = built(name, precision).parent / f"rotated-{precision}" / "x.onnx"
+    output.parent.mkdir()
+    checked = None if precision == "fp32" else "full"
+    source = built(name, precision) / "model.onnx"
+    return graphrot.convert(source, output=output, recipe="rotate-only", certificate=checked), output
 
 
 def _signature(path: Path) -> list[tuple[str, bytes]]:
@@ -35,7 +47,7 @@ def _relative(source: Path, ours: Path) -> float:
 
 
 @pytest.mark.parametrize(("name", "precision"), FORMS)
-def test_all_sites_are_rotated(name: str, precision: str, tmp_path: Path) -> None:
+def test_all_sites_are_rotated(name: str, precision: str) -> None:
     source = built(name, precision) / "model.onnx"
     hidden, inner, layers = SITES[name]
     found = graphrot.inspect(source)
@@ -46,15 +58,15 @@ def test_all_sites_are_rotated(name: str, precision: str, tmp_path: Path) -> Non
         ("R3", "online", 16): layers,
         ("R4", "online", inner): layers,
     }
-    checked = None if precision == "fp32" else "full"
-    result = graphrot.convert(source, output=tmp_path / "x.onnx", recipe="rotate-only", certificate=checked)
-    assert checked is None or (result.certificate is not None and result.certificate.relative <= 2e-5)
+    result, ours = _rotated(name, precision)
+    assert (result.certificate is None) == (precision == "fp32")
+    assert result.certificate is None or result.certificate.relative <= 2e-5
     assert Counter(rotation.space.kind for rotation in result.plan.rotations) == {
         "R1": 1, "R2": layers, "R3": layers, "R4": layers,
     }  # fmt: skip
-    assert _signature(tmp_path / "x.onnx") == _signature(source)
+    assert _signature(ours) == _signature(source)
     if precision == "fp32":
-        assert _relative(source, tmp_path / "x.onnx") <= 2e-5
+        assert _relative(source, ours) <= 2e-5
     quantized = "the source was quantized already" in " ".join(result.notes)
     assert quantized == (precision == "int4")
     if quantized:
@@ -77,11 +89,8 @@ def test_without_r3_the_attention_stays_as_it_is(tmp_path: Path) -> None:
 
 def test_a_plan_is_replayed(tmp_path: Path) -> None:
     """Also with a recipe that would not ask for R3 itself."""
-    source = built("qwen2") / "model.onnx"
-    graphrot.convert(source, output=tmp_path / "a.onnx", recipe="rotate-only", certificate=None)
-    again = graphrot.convert(
-        source, output=tmp_path / "b.onnx", plan=tmp_path / "a.plan.json", solver="clip", certificate=None
-    )
+    source, plan = built("qwen2") / "model.onnx", _rotated("qwen2", "fp32")[1].with_suffix(".plan.json")
+    again = graphrot.convert(source, output=tmp_path / "b.onnx", plan=plan, solver="clip", certificate=None)
     assert {rotation.space.kind for rotation in again.plan.rotations} == {"R1", "R2", "R3", "R4"}
     nodes = Counter(node.op_type for node in onnx.load(tmp_path / "b.onnx").graph.node)
     assert nodes["RotaryEmbedding"] == 4 and nodes["HadamardTransform"] == 6
@@ -105,10 +114,8 @@ class _Runner:
         return found.pop("logits"), {k.replace("present", "past_key_values"): v for k, v in found.items()}
 
 
-def test_padding_steps_and_chunks(tmp_path: Path) -> None:
-    source = built("llama") / "model.onnx"
-    graphrot.convert(source, output=tmp_path / "x.onnx", recipe="rotate-only", certificate=None)
-    answers = [_answers(_Runner(path)) for path in (source, tmp_path / "x.onnx")]
+def test_padding_steps_and_chunks() -> None:
+    answers = [_answers(_Runner(path)) for path in (built("llama") / "model.onnx", _rotated("llama", "fp32")[1])]
     for reference, ours in zip(*answers, strict=True):
         assert np.abs(reference - ours).max() <= 2e-5 * np.abs(reference).max()
 
@@ -167,10 +174,9 @@ def _generate(folder: Path) -> list[int]:
 def test_quantized(name: str, precision: str, settings: dict[str, str], most: float, tmp_path: Path) -> None:
     """Rounded weights and activations of a random model: far from exact, and far from wrong."""
     source = built(name, precision) / "model.onnx"
-    plain, ours = tmp_path / "float.onnx", tmp_path / "x.onnx"
-    graphrot.convert(source, output=plain, recipe="rotate-only", certificate=None, dtype="float32")
+    ours = tmp_path / "x.onnx"
     result = graphrot.convert(source, output=ours, recipe="w4a8", certificate=None, **settings)
     assert _signature(ours) == _signature(source)
     assert any(node.op_type == "MatMulNBits" for node in onnx.load(ours).graph.node)
     assert result.report.sizes.bits_per_weight is not None
-    assert _relative(plain, ours) < most
+    assert _relative(_rotated(name, precision)[1], ours) < most

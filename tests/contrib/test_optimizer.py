@@ -22,9 +22,7 @@ SKIP, RMS = "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"
 FUSED: list[tuple[str, str, int, bool, set[str]]] = [
     ("bert", "bert", 0, False, {"Attention", "BiasGelu", "EmbedLayerNormalization", SKIP}),
     ("bert", "bert", 1, True, {"Attention", "BiasGelu", "EmbedLayerNormalization", SKIP}),
-    ("gpt2", "gpt2", 1, False, {"FastGelu", SKIP}),
     ("vit", "vit", 2, False, {"BiasGelu", SKIP}),
-    ("vit", "vit", 0, True, {"BiasGelu", SKIP}),
     ("whisper_encoder", "bart", 1, False, {"Attention", "BiasGelu", "Gelu", SKIP}),
     ("whisper_decoder", "bart", 1, False, {"Attention", "BiasGelu", "EmbedLayerNormalization", SKIP}),
     ("t5", "t5", 0, False, {"FastGelu", RMS}),
@@ -67,7 +65,9 @@ def _error(source: Path, ours: Path) -> float:
     return max(float(np.abs(a.astype(np.float64) - b).max() / np.abs(a).max()) for a, b in pairs)
 
 
-@pytest.mark.parametrize(("name", "kind", "level", "half", "operators"), FUSED, ids=lambda v: str(v))
+@pytest.mark.parametrize(
+    ("name", "kind", "level", "half", "operators"), FUSED, ids=[f"{row[0]}-{row[2]}{'-half' * row[3]}" for row in FUSED]
+)
 def test_the_sites_of_the_export(
     name: str, kind: str, level: int, half: bool, operators: set[str], tmp_path: Path
 ) -> None:
@@ -78,7 +78,7 @@ def test_the_sites_of_the_export(
     assert _error(source, tmp_path / "x.onnx") <= (4e-3 if half else 2e-5)
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5"])
+@pytest.mark.parametrize("name", ["bert", "llama"])
 def test_a_graph_that_the_runtime_saved(name: str, tmp_path: Path) -> None:
     source = saved(name)
     assert "FusedMatMul" in _operators(source)

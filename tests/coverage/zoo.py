@@ -38,9 +38,11 @@ class Program:
     axes: tuple[dict[int, str], ...]
 
 
-def program(name: str) -> Program:
-    """Build one of the methods below by its name."""
+def program(name: str, *, layers: int | None = None) -> Program:
+    """Build one of the methods below by its name; ``layers``: instead of those that its config says."""
     kind, config, options = _CONFIGS[name]
+    if layers is not None:
+        options = {**options, "num_hidden_layers" if "num_hidden_layers" in options else "n_layer": layers}
     if isinstance(kind, tuple):
         build, forward, inputs, axes = kind
     else:
