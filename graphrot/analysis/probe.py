@@ -21,6 +21,11 @@ from graphrot.errors import InputRefused
 from graphrot.graph import FLOATS, read_constant
 from graphrot.ops.runtime import runtime, too_new, without_kernel
 
+_ADVICE = {
+    r"\bCPU\b": "give the model as it was before its operators were fused for a GPU",
+    r"while running Decoder\w+ node": "give the model as it was before its attention was converted for a beam search",
+}
+"""What helps where ONNX Runtime does not run a graph, by what it says; else other sizes may."""
 _ELEMENTS = {int(t) for t in FLOATS}
 
 
@@ -123,15 +128,15 @@ class Probe:
                     return outputs[0], outputs[1]
         assert failure is not None
         choice, run, message = failure
-        for_gpus = re.search(r"\bCPU\b", message) is not None
         raise InputRefused(
             "The graph runs at none of the sizes that its inputs suggest",
             where=f"first tried: {choice.words(run)}",
             why=message,
-            do="give the model as it was before its operators were fused for a GPU"
-            if for_gpus
-            else "give `sizes` for its symbolic dimensions: "
-            + (", ".join(self._sizes.declared) or "they have no names"),
+            do=next(
+                (advice for pattern, advice in _ADVICE.items() if re.search(pattern, message)),
+                "give `sizes` for its symbolic dimensions: "
+                + (", ".join(self._sizes.declared) or "they have no names"),
+            ),
         )
 
     def _execute(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[ir.Value, Any]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -40,7 +40,7 @@ _CARRIERS = frozenset(
     {
         *("Identity", "Cast", "Concat", "Transpose", "TensorScatter", "ScatterND", "ScatterElements"),
         *("Gather", "Split", "Squeeze", "Unsqueeze"),
-        *("Attention", "GroupQueryAttention", "MultiHeadAttention"),
+        *("Attention", "GroupQueryAttention", "MultiHeadAttention", "DecoderMaskedMultiHeadAttention"),
     }
 )
 """Operators that put a cache and new rows together, or pass it on."""
@@ -239,12 +239,26 @@ class Sizes:
         free = [n for n in range(2, 64) if n not in taken]
         batch, sequence, past = _three(free, taken)
         other_batch, other_sequence, other_past = _three([n for n in free if n not in (batch, sequence, past)], taken)
-        return [
+        pairs = [
             (Run(batch, sequence, past), Run(other_batch, other_sequence, other_past)),
             (Run(1, sequence, past), Run(other_batch, 1, other_past)),
             (Run(1, sequence, past), Run(1, other_sequence, other_past)),
             (Run(batch, 1, past), Run(other_batch, other_sequence, 0)),
         ]
+        fixed = self._fixed_sequence()
+        if fixed is None:
+            return pairs
+        return [(replace(first, sequence=fixed), replace(second, sequence=fixed)) for first, second in pairs]
+
+    def _fixed_sequence(self) -> int | None:
+        """Tokens that the graph takes at once, if it takes no other number: one, in many decoders with a cache."""
+        found = {
+            dims[1]
+            for value in self.inputs
+            if len(dims := self._dims[value.name or ""]) == 2 and isinstance(dims[1], int)
+            if self._is_lookup_index(value)
+        }
+        return min(found) if found else None
 
 
 def _three(free: list[int], taken: set[int]) -> tuple[int, int, int]:

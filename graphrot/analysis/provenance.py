@@ -66,8 +66,6 @@ MICROSOFT: Mapping[str, Handler] = {
     "MultiHeadAttention": attention.multi_head,
     "Attention": attention.whole,
     "DecoderMaskedMultiHeadAttention": attention.whole,
-    "DecoderMaskedSelfAttention": attention.whole,
-    "DecoderAttention": attention.whole,
     "SparseAttention": attention.whole,
     "FusedMatMul": products.fused_matmul,
 }

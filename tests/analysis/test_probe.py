@@ -210,3 +210,21 @@ def test_double_and_half_precision() -> None:
         b.outputs[0].type.tensor_type.elem_type = int(kind)
         facts = analyze(b.model())
         assert [s.kind for s in facts.spaces] == ["R1"] and len(facts.gains) == 1
+
+
+def test_a_graph_of_one_token_at_a_time() -> None:
+    """The length of the mask follows: what is stored, and one."""
+    b = Builder()
+    ids, mask = b.input("ids", ["batch", 1], INT64), b.input("mask", ["batch", "total"])
+    past = b.input("past", ["batch", GROUPS, "stored", WIDTH])
+    new = b.op("Reshape", b.op("Gather", b.matrix(VOCAB, GROUPS * WIDTH), ids), b.ints(0, GROUPS, 1, WIDTH))
+    present = b.op("Concat", past, new, axis=2)
+    b.result(present, "present")
+    b.output("present", ["batch", GROUPS, "total", WIDTH])
+    b.result(b.op("Mul", "present", b.op("Unsqueeze", mask, b.ints(1, 3))), "out")
+    b.output("out", ["batch", GROUPS, "total", WIDTH])
+    model = b.model()
+    probe = Probe(Scope(model))
+    seen = probe.seen(_value(model, "out"))
+    assert probe.run.sequence == 1 and seen is not None
+    assert seen.shape == (probe.run.batch, GROUPS, probe.run.past + 1, WIDTH)

@@ -15,6 +15,7 @@ from onnx import helper
 import graphrot
 from graphrot.errors import InputRefused
 from graphrot.ops import library
+from tests.analysis.graphs import INT64, VOCAB, Builder
 from tests.contrib.decoders import FFN, HEADS, HIDDEN, WIDTH, decoder
 
 SITES = {("R1", "merged", HIDDEN): 1, ("R2", "merged", WIDTH): 2, ("R3", "merged", WIDTH): 2, ("R4", "online", FFN): 2}
@@ -116,6 +117,26 @@ def test_an_attention_that_only_gpus_run(tmp_path: Path) -> None:
     with pytest.raises(InputRefused, match="fused for a GPU") as caught:
         graphrot.inspect(_saved(tmp_path, model))
     assert "MHA + RotaryEmbedding" in str(caught.value.why)
+
+
+def test_an_attention_for_beam_searches(tmp_path: Path) -> None:
+    """It takes one token at a time, which the probe follows, and a buffer for past and present, which it does not."""
+    b = Builder(0, 17)
+    ids, mask = b.input("input_ids", ["batch", 1], INT64), b.input("attention_mask", ["batch", "total"], INT64)
+    x = b.op("Gather", b.matrix(VOCAB, HIDDEN), ids)
+    pasts = [b.input(f"past_key_values.0.{part}", ["batch", HEADS, "past", WIDTH]) for part in ("key", "value")]
+    parts = [b.linear(x, HIDDEN, HIDDEN) for _ in range(3)]
+    mask = b.op("Cast", mask, to=onnx.TensorProto.INT32)
+    operator = "DecoderMaskedMultiHeadAttention"
+    y = b.op(operator, *parts, mask, "", *pasts, outputs=3, domain="com.microsoft", num_heads=HEADS)
+    for number, part in enumerate(("key", "value"), start=int(y[1:]) + 1):
+        b.result(f"t{number}", f"present.0.{part}")
+        b.output(f"present.0.{part}", ["batch", HEADS, "total", WIDTH])
+    b.result(b.linear(y, HIDDEN, VOCAB), "logits")
+    b.output("logits", ["batch", 1, VOCAB])
+    with pytest.raises(InputRefused, match="converted for a beam search") as caught:
+        graphrot.inspect(_saved(tmp_path, b.model()))
+    assert operator in str(caught.value.why) and "input_ids [2, 1], attention_mask [2, 6]" in str(caught.value.where)
 
 
 def _one_node(path: Path, op: str, domain: str) -> Path:
