@@ -56,9 +56,6 @@ UNAVAILABLE: tuple[tuple[str, frozenset[Any], str, str], ...] = (
     ("kv", frozenset({"int8", "int4"}), _NO_KV, "use --kv none, or the recipe w4a8"),
     ("rotations", frozenset({"auto"}), "choosing rotations by measurement is not available in this version",
      "use hadamard, random, block-hadamard or none"),
-    ("only", frozenset({"O"}),
-     "the rotation across heads before the output projection is not available in this version",
-     "name some of R1, R2, R3, R4"),
     ("target", frozenset({"genai"}), "the genai target is not available in this version", "use portable or ort"),
     ("provider", frozenset({"cuda"}), "the cuda provider is not available in this version", "use cpu"),
     ("kernels", frozenset({"graphrot"}), "graphrot's own matmul kernel is not available in this version", "use ort"),
@@ -107,7 +104,8 @@ class Recipe(BaseModel):
         """The kinds of sites to rotate.
 
         R3 helps only a quantized cache and costs a transform, so it is in where nothing is quantized
-        (rotate-only), where the cache is, or where ``only`` names it.
+        (rotate-only), where the cache is, or where ``only`` names it. O, the transform across heads, is in where
+        ``only`` names it.
         """
         if self.rotations is None:
             return ()
@@ -153,7 +151,7 @@ class Recipe(BaseModel):
         if self.rotations is None and self.only is not None:
             raise _refuse("'only' names rotations, but rotations are none", "only", "give one of the two")
         if self.only is not None and not self.only:
-            raise _refuse("'only' names no site", "only", "name some of R1, R2, R3, R4, or use --rotations none")
+            raise _refuse("'only' names no site", "only", "name some of R1, R2, R3, R4, O, or use --rotations none")
         if self.only is not None and len(set(self.only)) != len(self.only):
             raise _refuse("'only' names a site twice", "only", "name each site once")
         if self.online_r1 and "R1" not in self.sites:
@@ -271,7 +269,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _plain(key: str, value: Any) -> Any:
     """Words of files and of the command line -> Python: none and off, numbers of groups, lists of sites."""
     if key == "only" and value == "none":
-        raise _refuse("'only' names no site", "only", "name some of R1, R2, R3, R4, or use --rotations none")
+        raise _refuse("'only' names no site", "only", "name some of R1, R2, R3, R4, O, or use --rotations none")
     if value == "none" or (key == "certificate" and value in ("off", False)):
         return None
     if key == "group" and isinstance(value, str) and value.isdigit():

@@ -31,12 +31,16 @@ class InsertOnline(GraphPass):
     Where a contraction (q.k) joins two transformed tensors the rotation cancels by itself and there
     is nothing to fold (QuaRot, section 4.2, arXiv:2404.00456). Random signs (R1) stand in front of the transform as a
     product by a constant; where a stream is left, the inverse transform stands in front of the signs.
+
+    A linear behind merged heads may take up two inverses, ``H.T Q.T W``: that of R2, whose matrix meets the
+    values first, and that of O, which stands behind it. So transforms across heads come last, in whichever
+    order a plan names them.
     """
 
     def apply(self, model: ir.Model, done: set[str]) -> None:
         names, values = used_names(model), value_map(model)
         inserted = False
-        for rotation in self.plan.rotations:
+        for rotation in sorted(self.plan.rotations, key=lambda r: r.space.kind == "O"):
             if rotation.placement != "online":
                 continue
             if rotation.space.id in done:

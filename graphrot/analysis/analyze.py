@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from graphrot.analysis.gains import fold_gains
+from graphrot.analysis.heads import find_heads
 from graphrot.analysis.linears import find_embeddings, find_linears
 from graphrot.analysis.partition import Partition
 from graphrot.analysis.probe import Probe
@@ -56,6 +57,7 @@ def analyze(model: ir.Model, *, sizes: Mapping[str, int] | None = None, progress
     tell("finding rotations", 3, _STEPS)
     partition = Partition(provenance.graph.table, [record for _, record in provenance.all_records()])
     spaces = Spaces(provenance, partition)
+    heads = find_heads(provenance, partition, gains, spaces.spaces)
     linears = find_linears(scope, probe, (pair.present for pair in provenance.caches))
     embeddings = find_embeddings(scope, linears)
     refused = find_refusals(provenance, partition, spaces, embeddings)
@@ -65,12 +67,12 @@ def analyze(model: ir.Model, *, sizes: Mapping[str, int] | None = None, progress
     return Facts(
         nodes=len(model.graph),
         opset=model.graph.opset_imports.get("", model.graph.opset_imports.get("ai.onnx", 0)),
-        spaces=spaces.spaces,
+        spaces=(*spaces.spaces, *heads.spaces),
         gains=gains,
         linears=linears,
         embeddings=embeddings,
         tied=tied,
         caches=tuple(provenance.caches),
-        refused=refused,
+        refused=(*refused, *heads.refused),
         seconds=time.perf_counter() - started,
     )

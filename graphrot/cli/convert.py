@@ -37,7 +37,12 @@ def convert(
         ),
     ] = None,
     only: Annotated[
-        str | None, typer.Option(metavar="R1,R2,R3,R4", help="Rotate these sites only.", rich_help_panel=_RECIPE)
+        str | None,
+        typer.Option(
+            metavar="R1,R2,R3,R4,O",
+            help="Rotate these sites only; O, a transform across heads, is taken nowhere else.",
+            rich_help_panel=_RECIPE,
+        ),
     ] = None,
     online_r1: Annotated[
         bool | None,

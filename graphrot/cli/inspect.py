@@ -34,8 +34,10 @@ def inspect(
         uses = f"{producers} producers, {consumers} consumers"
         if mean:
             uses += "; LayerNorm: " + ("the mean folds into the producers" if mean == "folded" else mean)
-        typer.echo(f"{kind}  {sites:4d} sites  {placement:6s}  size {dim}, {uses}")
+        if kind == "O":
+            uses += "; an option: --only R1,R2,R3,R4,O"
+        typer.echo(f"{kind:2s}  {sites:4d} sites  {placement:6s}  size {dim}, {uses}")
     if not found.sites:
         typer.echo("no rotation site found")
     for refusal in found.refused:
-        typer.echo(f"{refusal.kind}  refused at {refusal.node} ({refusal.op}): {refusal.reason}")
+        typer.echo(f"{refusal.kind:2s}  refused at {refusal.node} ({refusal.op}): {refusal.reason}")

@@ -21,6 +21,7 @@ class Site(_Part):
     for R2 and R3). Producers and consumers are tensor names; the producers of an online site are the
     run-time tensors that the transform follows. ``mean`` says what becomes of the mean that a LayerNorm takes away:
     ``folded`` (into the producers, and any matrix is allowed), or why the matrix must keep it; empty without one.
+    Sites of kind O are an option: they are taken only where ``only`` names O.
     """
 
     kind: str

@@ -164,6 +164,7 @@ def decoder(
     activation: Hook | None = None,
     values: Hook | None = None,
     query: Hook | None = None,
+    merged: Hook | None = None,
     embedded: Hook | None = None,
     final: Hook | None = None,
     seed: int = 0,
@@ -180,6 +181,7 @@ def decoder(
         activation: on the input of the down projection.
         values: on the new values ``[B, H, S, D]``.
         query: on the query behind RoPE.
+        merged: on the heads side by side, in front of the output projection.
         embedded: on the embedding.
         final: on the output of the final norm.
         seed: of all weights.
@@ -201,7 +203,8 @@ def decoder(
         shape = ["batch", GROUPS, "past", WIDTH]
         k = b.op("Concat", b.input("past_k", shape), k, axis=2)
         v = b.op("Concat", b.input("past_v", shape), v, axis=2)
-    mixed = b.linear(attend(b, q, k, v), HEADS * WIDTH, HIDDEN, bias=bias)
+    side = attend(b, q, k, v)
+    mixed = b.linear(merged(b, side) if merged else side, HEADS * WIDTH, HIDDEN, bias=bias)
     x = b.op("Add", x, branch(b, mixed) if branch else mixed)
     x = residual(b, x) if residual else x
     h = norm(b, x)

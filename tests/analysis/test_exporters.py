@@ -25,7 +25,7 @@ def test_exporters_agree(tmp_path: Path) -> None:
         model = ir.load(path)
         facts = analyze(model)
         assert facts.refused == () and facts.tied is not None and len(facts.linears) == 8
-        assert Counter(s.kind for s in facts.spaces) == {"R1": 1, "R2": 1, "R3": 1, "R4": 1}
+        assert Counter(s.kind for s in facts.spaces) == {"R1": 1, "R2": 1, "R3": 1, "R4": 1, "O": 1}
         assert relative_error(model, facts, feeds_for(model)) <= 1e-12
         seen.append(
             [

@@ -89,7 +89,7 @@ def test_batches_that_a_graph_cannot_run() -> None:
     model, _ = decoder(embedded=_only_batch_one)
     logits = Probe(Scope(model)).seen(_value(model, "logits"))
     assert logits is not None and logits.static == (True, False, True)
-    assert Counter(s.kind for s in analyze(model).spaces) == {"R1": 1, "R2": 1, "R3": 1, "R4": 1}
+    assert Counter(s.kind for s in analyze(model).spaces) == {"R1": 1, "R2": 1, "R3": 1, "R4": 1, "O": 1}
 
 
 def _positional(b: Builder, shape: list[Any]) -> ir.Model:

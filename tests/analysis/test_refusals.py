@@ -216,7 +216,7 @@ def test_a_token_picked_at_run_time_is_no_obstacle() -> None:
     """Every token carries the same channels."""
     model, _ = decoder(final=_first_token)
     facts = analyze(model)
-    assert _kinds(facts) == {"R1": 1, "R2": 1, "R3": 1, "R4": 1}
+    assert _kinds(facts) == {"R1": 1, "R2": 1, "R3": 1, "R4": 1, "O": 1}
     assert relative_error(model, facts, feeds_for(model)) <= EXACT
 
 

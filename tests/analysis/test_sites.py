@@ -44,22 +44,23 @@ def sites(facts: Facts) -> Counter[Site]:
     return Counter((s.kind, s.placement, s.dim) for s in facts.spaces)
 
 
-def per_layer(layers: int, hidden: int, head: int, ffn: int, r3: str = "online") -> dict[Site, int]:
+def per_layer(layers: int, hidden: int, head: int, ffn: int, heads: int, r3: str = "online") -> dict[Site, int]:
     return {
         ("R1", "merged", hidden): 1,
         ("R2", "merged", head): layers,
         ("R3", r3, head): layers,
         ("R4", "online", ffn): layers,
+        ("O", "online", heads * head): layers,
     }
 
 
 TINY_SITES = {
-    "llama": per_layer(2, 48, 16, 112),
-    "llama_tied": per_layer(2, 48, 16, 112),
-    "qwen2": per_layer(2, 80, 16, 96),
-    "qwen3": per_layer(3, 48, 16, 80),
-    "phi3": per_layer(2, 64, 16, 96),
-    "gpt2": per_layer(2, 80, 16, 320, r3="merged"),
+    "llama": per_layer(2, 48, 16, 112, 3),
+    "llama_tied": per_layer(2, 48, 16, 112, 3),
+    "qwen2": per_layer(2, 80, 16, 96, 5),
+    "qwen3": per_layer(3, 48, 16, 80, 6),
+    "phi3": per_layer(2, 64, 16, 96, 4),
+    "gpt2": per_layer(2, 80, 16, 320, 5, r3="merged"),
 }
 
 
@@ -69,7 +70,7 @@ def test_tiny_decoders_have_all_four_rotations(name: str) -> None:
     assert sites(facts) == TINY_SITES[name]
     assert facts.refused == ()
     assert all(s.mean_preserving == (name == "gpt2" and s.kind == "R1") for s in facts.spaces)
-    layers = TINY_SITES[name]["R4", "online", facts.spaces[-1].dim]
+    layers = max(TINY_SITES[name].values())
     assert len(facts.gains) == 2 * layers + 1
     assert [s.id for s in facts.spaces if s.kind == "R4"] == [f"R4.{n}" for n in range(layers)]
 
@@ -164,7 +165,7 @@ def test_norms_of_all_forms(norm: Callable[..., str], options: dict[str, bool]) 
     model, _ = decoder(norm, **options)
     facts = analyze(model)
     r3 = "online" if options.get("rope", True) else "merged"
-    assert sites(facts) == per_layer(1, graphs.HIDDEN, graphs.WIDTH, graphs.FFN, r3)
+    assert sites(facts) == per_layer(1, graphs.HIDDEN, graphs.WIDTH, graphs.FFN, graphs.HEADS, r3)
     assert len(facts.gains) == 3
     assert facts.refused == ()
     centred = norm in (graphs.layer_norm, graphs.layer_op)
@@ -184,7 +185,7 @@ def test_norms_of_all_forms(norm: Callable[..., str], options: dict[str, bool]) 
 def test_fused_operators(attention: str, rotary: str, layer: bool) -> None:
     model = fused_decoder(attention, rotary=rotary, layer=layer)  # type: ignore[arg-type]
     facts = analyze(model)
-    assert sites(facts) == per_layer(1, 40, 16, 20, "merged" if rotary == "none" else "online")
+    assert sites(facts) == per_layer(1, 40, 16, 20, 4, "merged" if rotary == "none" else "online")
     assert facts.refused == ()
     assert relative_error(model, facts, feeds_for(model, batch=1), double=False) <= SINGLE
 
@@ -193,7 +194,7 @@ def test_fused_operators(attention: str, rotary: str, layer: bool) -> None:
 def test_rotary_inside_attention_leaves_no_place_for_r3(attention: str) -> None:
     model = fused_decoder(attention, rotary="inside")  # type: ignore[arg-type]
     facts = analyze(model)
-    assert Counter(s.kind for s in facts.spaces) == {"R1": 1, "R2": 1, "R4": 1}
+    assert Counter(s.kind for s in facts.spaces) == {"R1": 1, "R2": 1, "R4": 1, "O": 1}
     (refusal,) = facts.refused
     assert (refusal.kind, refusal.op) == ("R3", "GroupQueryAttention")
     assert "do_rotary" in refusal.reason and refusal.change
@@ -229,7 +230,7 @@ def _static(model: ir.Model, sizes: dict[str, int]) -> ir.Model:
 def test_fixed_sizes_share_one_matrix_over_all_positions() -> None:
     model = _static(decoder(cache=False)[0], {"batch": 1, "sequence": 5})
     facts = analyze(model)
-    assert sites(facts) == per_layer(1, graphs.HIDDEN, graphs.WIDTH, graphs.FFN)
+    assert sites(facts) == per_layer(1, graphs.HIDDEN, graphs.WIDTH, graphs.FFN, graphs.HEADS)
     assert relative_error(model, facts, feeds_for(model, batch=1)) <= EXACT
 
 

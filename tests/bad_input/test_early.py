@@ -55,7 +55,7 @@ def test_only_none_is_refused_and_not_offered(tmp_path: Path, capsys: pytest.Cap
     assert run([*command, "none"]) == 2
     assert "'only' names no site" in capsys.readouterr().err
     assert run([*command, "R9"]) == 2
-    assert "R1, R2, R3, R4 (got 'R9')" in capsys.readouterr().err
+    assert "R1, R2, R3, R4, O (got 'R9')" in capsys.readouterr().err
 
 
 def test_recipes_that_are_offered_are_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,8 @@ def test_rotate_only_quantizes_nothing_and_rotates_everywhere() -> None:
 def test_r3_is_left_out_unless_it_is_named() -> None:
     assert resolve_recipe("w4a8").sites == ("R1", "R2", "R4")
     assert resolve_recipe("w4a8", only="R1,R3").sites == ("R1", "R3")
+    assert resolve_recipe("w4a8", only="R1,R2,R3,R4,O").sites == ("R1", "R2", "R3", "R4", "O")
+    assert resolve_recipe("rotate-only", only="O").sites == ("O",)
     assert resolve_recipe("w4a8", rotations=None).sites == ()
 
 
@@ -74,7 +76,6 @@ def test_every_named_recipe_is_valid_or_says_why_not(name: str) -> None:
         ({"dtype": "float8"}, r"dtype: should be one of float32, float16, bfloat16 \(got 'float8'\)"),
         ({"kernels": "graphrot"}, "matmul kernel is not available in this version"),
         ({"certificate": "layers"}, "layer-by-layer certificate is not available in this version"),
-        ({"only": "R1,O"}, "rotation across heads .* is not available in this version"),
         ({"weights": "none", "group": 32}, "group 32 says how weights are quantized, but weights are none"),
         ({"weights": "none", "solver": "gptq"}, "solver gptq says how weights are quantized"),
         ({"weights": "none", "symmetric": False}, "symmetric false says how weights are quantized"),

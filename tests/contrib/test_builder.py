@@ -21,8 +21,8 @@ from tests.contrib.built import built
 
 FORMS = [(name, "fp32") for name in ("llama", "llama_tied", "qwen2", "qwen3")]
 FORMS += [("llama_tied", "int4"), ("qwen2", "int4"), ("qwen3", "fp16")]
-SITES = {"llama": (48, 112, 2), "llama_tied": (48, 112, 2), "qwen2": (80, 96, 2), "qwen3": (48, 80, 3)}
-"""Hidden size, inner size, layers; heads are of 16."""
+SITES = {"llama": (48, 112, 2, 3), "llama_tied": (48, 112, 2, 3), "qwen2": (80, 96, 2, 5), "qwen3": (48, 80, 3, 6)}
+"""Hidden size, inner size, layers, heads of 16."""
 
 
 @functools.cache
@@ -49,7 +49,7 @@ def _relative(source: Path, ours: Path) -> float:
 @pytest.mark.parametrize(("name", "precision"), FORMS)
 def test_all_sites_are_rotated(name: str, precision: str) -> None:
     source = built(name, precision) / "model.onnx"
-    hidden, inner, layers = SITES[name]
+    hidden, inner, layers, heads = SITES[name]
     found = graphrot.inspect(source)
     assert not found.refused
     assert Counter((site.kind, site.placement, site.dim) for site in found.sites) == {
@@ -57,6 +57,7 @@ def test_all_sites_are_rotated(name: str, precision: str) -> None:
         ("R2", "merged", 16): layers,
         ("R3", "online", 16): layers,
         ("R4", "online", inner): layers,
+        ("O", "online", heads * 16): layers,
     }
     result, ours = _rotated(name, precision)
     assert (result.certificate is None) == (precision == "fp32")

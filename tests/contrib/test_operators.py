@@ -52,7 +52,10 @@ def test_attention_with_one_bias_for_all() -> None:
     parts = [b.linear(norm, HIDDEN, HIDDEN) for _ in range(3)]
     mixed = b.op("MultiHeadAttention", *parts, b.vector(3 * HIDDEN), domain="com.microsoft", num_heads=4)
     result = b.op("Add", x, b.linear(mixed, HIDDEN, HIDDEN))
-    _check(_head(b, result), {("R1", "merged", HIDDEN): 1, ("R2", "merged", 6): 1, ("R3", "merged", 6): 1})
+    _check(
+        _head(b, result),
+        {("R1", "merged", HIDDEN): 1, ("R2", "merged", 6): 1, ("R3", "merged", 6): 1, ("O", "online", HIDDEN): 1},
+    )
 
 
 def test_scores_by_a_fused_product() -> None:

@@ -68,7 +68,9 @@ def error_of_passes(row: Row) -> float:
     """Relative error after graphrot's own plan and passes."""
     found = measured(row)
     model = to_double(found.model) if row.double else found.model.clone()
-    plan = build_plan(found.facts, PlanRequest(("R1", "R2", "R3", "R4"), "hadamard", online_r1=True), source_hash="0")
+    plan = build_plan(
+        found.facts, PlanRequest(("R1", "R2", "R3", "R4", "O"), "hadamard", online_r1=True), source_hash="0"
+    )
     result = model.clone()
     for kind in ROTATION_PASSES:
         kind(plan)(result)

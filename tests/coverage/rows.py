@@ -31,12 +31,12 @@ class Row:
         return f"{self.name}-{self.road}-{self.opset}".replace(" ", "_")
 
 
-ROPE = "R1:1 R2:2 R3~:2 R4~:2"
-LEARNED = "R1:1 R2:2 R3:2 R4~:2"
-ONE_ROPE = "R1:1 R2:1 R3~:1 R4~:1"
-ONE = "R1:1 R2:1 R3:1 R4~:1"
-ENTERED = "R1~:1 R2:2 R3:2 R4~:2"
-POST = "R1~?:1 R2:2 R3~:2 R4~:2"
+ROPE = "O~:2 R1:1 R2:2 R3~:2 R4~:2"
+LEARNED = "O~:2 R1:1 R2:2 R3:2 R4~:2"
+ONE_ROPE = "O~:1 R1:1 R2:1 R3~:1 R4~:1"
+ONE = "O~:1 R1:1 R2:1 R3:1 R4~:1"
+ENTERED = "O~:2 R1~:1 R2:2 R3:2 R4~:2"
+POST = "O~:2 R1~?:1 R2:2 R3~:2 R4~:2"
 
 ROWS = (
     Row("llama", "torchscript", 20, ROPE, "tied, grouped heads wider than their share"),
@@ -62,14 +62,14 @@ ROWS = (
     Row("olmo2", "torchscript", 17, POST, "norms behind the branches alone", ("R1 Mul",)),
     Row("stablelm", "torchscript", 17, ROPE, "LayerNorm, a quarter of each head rotary"),
     Row("mixtral", "torchscript", 17, ONE_ROPE, "experts"),
-    Row("qwen2_moe", "torchscript", 18, "R1:1 R2:1 R3~:1 R4~:2", "experts and a shared one"),
+    Row("qwen2_moe", "torchscript", 18, "O~:1 R1:1 R2:1 R3~:1 R4~:2", "experts and a shared one"),
     Row("granite", "torchscript", 17, ROPE, "scalar multipliers everywhere"),
-    Row("smollm3", "torchscript", 17, "R1:1 R2:2 R3:1 R3~:1 R4~:2", "every other layer without RoPE"),
+    Row("smollm3", "torchscript", 17, "O~:2 R1:1 R2:2 R3:1 R3~:1 R4~:2", "every other layer without RoPE"),
     Row(
         "bert",
         "torchscript",
         17,
-        "R1~?:4 R2:2 R3:2 R4~:3",
+        "O~:2 R1~?:4 R2:2 R3:2 R4~:3",
         "encoder, norms in the stream",
         ("R1 LayerNormalization",) * 4,
         double=False,
@@ -79,7 +79,7 @@ ROWS = (
         "dinov2",
         "torchscript",
         17,
-        "R1~:1 R2:2 R3:2 R4~:2 other~:1",
+        "O~:2 R1~:1 R2:2 R3:2 R4~:2 other~:1",
         "patches by Conv, gains behind the branches, resized positions",
         double=False,
     ),
@@ -91,8 +91,8 @@ ROWS = (
         "convolutions, fixed length, states go out",
         double=False,
     ),
-    Row("whisper_decoder", "torchscript", 17, "R1:1 R2:4 R3:4 R4~:2", "cross attention", double=False),
-    Row("t5", "torchscript", 17, "R1:2 R2:6 R3:6 R4~:4", "encoder and decoder, relative positions"),
+    Row("whisper_decoder", "torchscript", 17, "O~:4 R1:1 R2:4 R3:4 R4~:2", "cross attention", double=False),
+    Row("t5", "torchscript", 17, "O~:6 R1:2 R2:6 R3:6 R4~:4", "encoder and decoder, relative positions"),
     Row("cohere", "dynamo", 18, ONE_ROPE, "interleaved RoPE, parallel branches, tied"),
     Row("llama", "dynamo", 23, ONE_ROPE, "RotaryEmbedding as an operator", double=False, batch=1),
     Row("gpt2", "dynamo", 21, ONE, "Conv1D as Gemm"),

@@ -23,7 +23,8 @@ with random dense matrices and once by graphrot's own passes, and the outputs ar
 
 - A number counts the sites, each with a matrix of its own; *merged*: the rotation goes into the weights and costs
   nothing at run time; *online*: a Hadamard transform stands in the graph. (R3 is merged where no rotary positions
-  stand between the linears and the product of q and k.)
+  stand between the linears and the product of q and k. O, the transform across heads in front of the attention's
+  output projection, is an option: `--only R1,R2,R3,R4,O`.)
 - R1 is *online* where the residual stream begins behind something that is no lookup or linear, or ends in something
   that reads it as it is (states that go out): one transform stands there, however deep the model is. Where norms
   keep a gain behind every branch, or stand in the stream itself, there would be transforms in every layer, and R1
@@ -35,8 +36,8 @@ with random dense matrices and once by graphrot's own passes, and the outputs ar
 `graphrot inspect` shows the same of your file. `python -m tests.coverage.table` writes this page anew.
 
 """
-_HEAD = "| graph | what is special | exporter, opset | R1 | R2 | R3 | R4 | exact |\n|---|---|---|---|---|---|---|---|\n"
-_KINDS = ("R1", "R2", "R3", "R4")
+_HEAD = "| graph | what is special | exporter, opset | R1 | R2 | R3 | R4 | O | exact |\n" + "|---" * 9 + "|\n"
+_KINDS = ("R1", "R2", "R3", "R4", "O")
 
 
 def line(row: Row) -> str:

@@ -38,6 +38,6 @@ def no_site_is_lost_or_bound_to_a_mean(facts: Facts) -> bool:
 
 def test_the_table_has_these_rows_and_no_others() -> None:
     names = [text.split(" | ")[0].removeprefix("| ") for text in DOCUMENT.read_text(encoding="utf-8").splitlines()]
-    start = names.index("|---|---|---|---|---|---|---|---|")
+    start = names.index("|---|---|---|---|---|---|---|---|---|")
     assert names[start + 1 :] == [row.name for row in ROWS]
     assert len(ROWS) >= 26
