@@ -9,7 +9,7 @@ float32 remembers its edits (:func:`rounded_numbers`), so that a half type is on
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -67,6 +67,10 @@ class Scale:
         shape[self.axis] = len(self.factors)
         return array * np.asarray(self.factors, dtype=np.float64).reshape(shape)
 
+    def transposed(self, axis: int) -> Scale:
+        """The transposed map, along another axis."""
+        return replace(self, axis=axis)
+
 
 @dataclass(frozen=True)
 class Shift:
@@ -115,6 +119,10 @@ class Rotate:
             result = np.array(moved, dtype=np.float64, order="C")
             result[..., index] = rotate(moved[..., index], -1)
         return np.moveaxis(result, -1, self.axis)
+
+    def transposed(self, axis: int) -> Rotate:
+        """The transposed map, along another axis."""
+        return replace(self, axis=axis, inverse=not self.inverse)
 
 
 @dataclass(frozen=True)
@@ -203,6 +211,14 @@ def round_once(array: np.ndarray, dtype: ir.DataType) -> np.ndarray:
         single = np.where(inexact & (np.abs(back) > np.abs(array)), np.nextafter(single, np.float32(0)), single)
         bits = single.view(np.uint32) | inexact.astype(np.uint32)
         return np.asarray(bits.view(np.float32).astype(dtype.numpy()))
+
+
+def origin(value: ir.Value) -> FoldedTensor | None:
+    """The original tensor and the edits that a weight is made by, pending or written; None for an untouched one."""
+    content = value.const_value
+    if content is not None and not isinstance(content, FoldedTensor):
+        content = content.meta.get(_EDITS)
+    return content if isinstance(content, FoldedTensor) else None
 
 
 def rounded_numbers(tensor: ir.TensorProtocol, dtype: ir.DataType) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -19,7 +19,7 @@ from graphrot.errors import InputRefused
 from graphrot.graph import WeightStore, is_constant, node_of, read_constant, value_map
 from graphrot.passes.quantize_activations import QuantizeActivations
 from graphrot.passes.quantize_tables import QuantizeTables, TableItem
-from graphrot.passes.quantize_weights import QuantizeWeights, plain_name
+from graphrot.passes.quantize_weights import QuantizeWeights
 from graphrot.passes.refs import current_linears
 from graphrot.plan.types import RotationPlan
 from graphrot.progress import Progress
@@ -27,6 +27,7 @@ from graphrot.quant.grid import QuantizedTensor, WeightGrid
 from graphrot.quant.groups import SolvedGroups
 from graphrot.quant.linears import quantize_linears, quantize_weights
 from graphrot.quant.tables import quantize_table
+from graphrot.quant.unrotated import source_shifts, source_table
 from graphrot.recipe import Recipe
 from graphrot.texts import Texts
 
@@ -66,7 +67,7 @@ def quantize(
 
     Args:
         model: rotated, float32, opset 21 or later.
-        source: the model before rotation, for comparison; only read.
+        source: the model before rotation; only read. Its weights' errors are taken beside those of the rotated ones.
         facts: of the source; names of linears and tables.
         plan: says whether embedding and head share a table.
         recipe: what to quantize, and how.
@@ -85,7 +86,8 @@ def quantize(
     linears = current_linears(model, facts.linears)
     body = [linear for linear in linears if not linear.is_head]
     heads = [linear for linear in linears if linear.is_head]
-    tensors = _solve(model, body, recipe, facts.caches, texts, scratch, solved, longest, progress)
+    shifts = source_shifts(plan.gain_folds, source, facts.linears) if plan.rotations else None
+    tensors = _solve(model, body, recipe, facts.caches, texts, scratch, solved, longest, shifts, progress)
     rounding = None
     if recipe.activation_bits is not None:
         rounding = QuantizeActivations(plan, body, bits=recipe.activation_bits)
@@ -95,7 +97,8 @@ def quantize(
     shared = {plan.tie.head.node} if plan.tie is not None and recipe.head_bits is not None else set()
     alone = [linear for linear in heads if linear.node not in shared]
     items = [(linear, tensors[linear.node]) for linear in body if linear.node in tensors]
-    weights = QuantizeWeights(plan, chain(items, _heads(model, alone, recipe)), store=store)
+    heads_alone = _heads(model, alone, recipe, compared=bool(plan.rotations))
+    weights = QuantizeWeights(plan, chain(items, heads_alone), store=store)
     weights(model)
     written = [*weights.records, *tables.heads]
     activations = rounding.records if rounding is not None else []
@@ -107,30 +110,7 @@ def quantize(
     else:
         report = emit_portable(model, linears=written, tables=tables.records, activations=activations, float16=float16)
     model.graph.sort()
-    entries = _with_unrotated_errors(report.quantized, source, facts, plan, recipe, progress)
-    return Quantized(entries, report.notes, report.linear_bits_per_weight)
-
-
-def _with_unrotated_errors(
-    entries: tuple[QuantizedEntry, ...],
-    source: ir.Model,
-    facts: Facts,
-    plan: RotationPlan,
-    recipe: Recipe,
-    progress: Progress,
-) -> tuple[QuantizedEntry, ...]:
-    """Add what each linear's error would have been without rotation, by the same solver on the same grid.
-
-    Left out for gptq, whose error depends on calibration: it would take a second calibrated run.
-    """
-    if recipe.weight_bits is None or recipe.solver is None or recipe.solver == "gptq" or not plan.rotations:
-        return entries
-    body = [linear for linear in facts.linears if not linear.is_head]
-    found = quantize_weights(
-        source, body, grid=_grid(recipe.weight_bits, recipe), solver=recipe.solver, progress=progress
-    )
-    errors = {plain_name(linear.weight): tensor.error for linear, tensor in found}
-    return tuple(replace(e, error_without_rotation=errors.get(e.tensor)) for e in entries)
+    return Quantized(report.quantized, report.notes, report.linear_bits_per_weight)
 
 
 def _grid(bits: Literal[4, 8], recipe: Recipe) -> WeightGrid:
@@ -146,6 +126,7 @@ def _solve(
     scratch: Path,
     solved: SolvedGroups | None,
     longest: int | None,
+    shifts: Mapping[str, np.ndarray] | None,
     progress: Progress,
 ) -> dict[str, QuantizedTensor]:
     if recipe.weight_bits is None or recipe.solver is None:
@@ -163,6 +144,7 @@ def _solve(
         feeds=feeds,
         scratch=scratch,
         solved=solved,
+        unrotated=shifts,
         progress=progress,
     )
 
@@ -185,15 +167,26 @@ def _tables(
         head = None
         if plan.tie is not None and plan.tie.embedding.node == embedding.node:
             head = next(linear for linear in heads if linear.node == plan.tie.head.node)
-        tensor = quantize_table(read_constant(table), _table_grid(bits, recipe), solver="rtn" if bits == 8 else "clip")
+        grid, solver = _table_grid(bits, recipe), _table_solver(bits)
+        tensor = quantize_table(read_constant(table), grid, solver=solver)
+        if plan.rotations:
+            before = source_table(table)
+            error = tensor.error if before is None else quantize_table(before, grid, solver=solver).error
+            tensor = replace(tensor, error_without_rotation=error)
         yield TableItem(replace(embedding, table=table.name), tensor, head)
 
 
-def _heads(model: ir.Model, heads: Sequence[LinearRef], recipe: Recipe) -> Iterator[tuple[LinearRef, QuantizedTensor]]:
+def _table_solver(bits: Literal[4, 8]) -> Literal["rtn", "clip"]:
+    return "rtn" if bits == 8 else "clip"
+
+
+def _heads(
+    model: ir.Model, heads: Sequence[LinearRef], recipe: Recipe, *, compared: bool
+) -> Iterator[tuple[LinearRef, QuantizedTensor]]:
     bits = recipe.head_bits
     if bits is None:
         return iter(())
-    return quantize_weights(model, heads, grid=_table_grid(bits, recipe), solver="rtn" if bits == 8 else "clip")
+    return quantize_weights(model, heads, grid=_table_grid(bits, recipe), solver=_table_solver(bits), compared=compared)
 
 
 def calibration_feeds(

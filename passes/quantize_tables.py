@@ -109,6 +109,7 @@ def _quantize(
         dim=item.tensor.in_features,
         error=item.tensor.error,
         head=product,
+        error_without_rotation=item.tensor.error_without_rotation,
     )
     records.append(record)
     if product is not None:
@@ -121,6 +122,7 @@ def _quantize(
                 out_features=record.rows,
                 error=record.error,
                 is_head=True,
+                error_without_rotation=record.error_without_rotation,
             )
         )
 

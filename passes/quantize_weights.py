@@ -95,6 +95,7 @@ def _quantize(writer: NodeWriter, node: ir.Node, linear: LinearRef, tensor: Quan
         out_features=tensor.out_features,
         error=tensor.error,
         is_head=linear.is_head,
+        error_without_rotation=tensor.error_without_rotation,
     )
 
 

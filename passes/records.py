@@ -40,6 +40,7 @@ class QuantizedLinear:
         out_features: N.
         error: relative error of the weight, as its solver measured it.
         is_head: it is the LM head.
+        error_without_rotation: the same for the source's weight, or None.
     """
 
     node: str
@@ -49,6 +50,7 @@ class QuantizedLinear:
     out_features: int
     error: float
     is_head: bool
+    error_without_rotation: float | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class QuantizedTable:
         dim: D.
         error: relative error of the table.
         head: first output of the head's MatMul that reads the same codes, or None.
+        error_without_rotation: the same for the source's table, or None.
     """
 
     node: str
@@ -79,6 +82,7 @@ class QuantizedTable:
     dim: int
     error: float
     head: str | None = None
+    error_without_rotation: float | None = None
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ def summary(result: Converted, output: Path) -> list[str]:
     compared = [q for q in report.quantized if q.error_without_rotation is not None]
     if compared:
         better = sum(q.error < (q.error_without_rotation or 0.0) for q in compared)
-        lines.append(f"rounding   rotation made the weight error smaller on {better} of {len(compared)} linears")
+        lines.append(f"rounding   rotation made the error smaller in {better} of {len(compared)} tensors")
     lines += [f"note       {note}" for note in result.notes]
     steps = ", ".join(f"{step} {seconds:.1f}" for step, seconds in report.seconds.items() if seconds >= 0.05)
     lines.append(f"time       {sum(report.seconds.values()):.1f} s ({steps})")

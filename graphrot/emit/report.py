@@ -20,7 +20,8 @@ class QuantizedEntry:
         bits: 4 or 8.
         group: weights that share a scale, or ``channel``.
         error: relative error, as the solver measured it.
-        error_without_rotation: the same without rotation, where it was measured.
+        error_without_rotation: the same for the source's tensor, after the same solver on the same grid; None where
+            nothing was rotated.
     """
 
     tensor: str
@@ -52,13 +53,11 @@ class EmitReport:
 def entries(linears: Iterable[QuantizedLinear], tables: Sequence[QuantizedTable]) -> tuple[QuantizedEntry, ...]:
     """One entry for each tensor; a head that shares a table is in the table's entry."""
     shared = {table.head for table in tables}
-    found = [QuantizedEntry(t.tensor, t.node, t.grid.bits, t.grid.group or "channel", t.error) for t in tables]
-    found += [
-        QuantizedEntry(x.tensor, x.node, x.grid.bits, x.grid.group or "channel", x.error)
-        for x in linears
-        if x.node not in shared
-    ]
-    return tuple(found)
+    every: list[QuantizedTable | QuantizedLinear] = [*tables, *(x for x in linears if x.node not in shared)]
+    return tuple(
+        QuantizedEntry(x.tensor, x.node, x.grid.bits, x.grid.group or "channel", x.error, x.error_without_rotation)
+        for x in every
+    )
 
 
 def bits_per_weight(

@@ -33,14 +33,22 @@ class CalibratedGroup:
     Args:
         group: the linears, which all read one tensor.
         weights: ``[N, K]`` float32 each, in the order of ``group.linears``.
-        hessian: ``[K, K]`` float64, ``X.T X`` of the (rounded) inputs.
-        tokens: rows of ``X``.
+        moment: of the (rounded) inputs ``X``: ``X.T X [K, K]``, the sum of the rows, and their number.
     """
 
     group: LinearGroup
     weights: tuple[np.ndarray, ...]
-    hessian: np.ndarray
-    tokens: int
+    moment: SecondMoment
+
+    @property
+    def hessian(self) -> np.ndarray:
+        """``X.T X``."""
+        return self.moment.matrix
+
+    @property
+    def tokens(self) -> int:
+        """Rows of ``X``."""
+        return self.moment.tokens
 
 
 Solve = Callable[[CalibratedGroup], Sequence[QuantizedTensor | None]]
@@ -117,10 +125,7 @@ class LayerwiseCalibrator:
             moment = None if position < len(known) else SecondMoment(group.linears[0].in_features)
             self._advance(segment, ready, renamed, moment)
             weights = tuple(load_weight(self._values, linear) for linear in group.linears)
-            if moment is None:
-                solved = known[position]
-            else:
-                solved = solve(CalibratedGroup(group, weights, moment.matrix, moment.tokens))
+            solved = known[position] if moment is None else solve(CalibratedGroup(group, weights, moment))
             for linear, weight, tensor in zip(group.linears, weights, solved, strict=True):
                 if tensor is not None:
                     result[linear.node] = tensor

@@ -98,6 +98,8 @@ class QuantizedTensor:
         grid: the grid.
         error: relative error, a ratio of norms: ``|W - W'| / |W|``, or ``|X W.T - X W'.T| / |X W.T|``
             when calibration inputs ``X`` were used.
+        error_without_rotation: the same measure of the source's weight, in the source's basis, after the same
+            solver on the same grid; None: not asked for.
     """
 
     codes: np.ndarray
@@ -105,6 +107,7 @@ class QuantizedTensor:
     zeros: np.ndarray | None
     grid: WeightGrid
     error: float
+    error_without_rotation: float | None = None
 
     def __post_init__(self) -> None:
         n, k = self.codes.shape

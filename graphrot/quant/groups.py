@@ -76,7 +76,8 @@ class SolvedGroups:
                 remove_tree(path)
         with binary.open("wb") as stream:
             for linear, tensor in zip(group.linears, tensors, strict=True):
-                entries.append({"node": linear.node, "shape": tensor.codes.shape, "at": offset, "error": tensor.error})
+                errors = {"error": tensor.error, "error_without_rotation": tensor.error_without_rotation}
+                entries.append({"node": linear.node, "shape": tensor.codes.shape, "at": offset, **errors})
                 for array in (tensor.codes, tensor.scales, tensor.zeros):
                     data = b"" if array is None else np.ascontiguousarray(array).tobytes()
                     stream.write(data)
@@ -110,6 +111,8 @@ class SolvedGroups:
         shapes = [(linear.node, [linear.out_features, linear.in_features]) for linear in group.linears]
         if [(entry["node"], entry["shape"]) for entry in content["tensors"]] != shapes:
             return None
+        if any("error_without_rotation" not in entry for entry in content["tensors"]):
+            return None
         tensors = []
         for entry in content["tensors"]:
             n, k = entry["shape"]
@@ -120,9 +123,8 @@ class SolvedGroups:
             zeros = None
             if not grid.symmetric:
                 zeros = np.frombuffer(data, np.uint8, n * groups, start + 4 * n * groups).reshape(n, groups).copy()
-            tensors.append(
-                self._mapped(QuantizedTensor(codes, scales, zeros, grid, entry["error"]), binary, entry["at"])
-            )
+            tensor = QuantizedTensor(codes, scales, zeros, grid, entry["error"], entry["error_without_rotation"])
+            tensors.append(self._mapped(tensor, binary, entry["at"]))
         return tuple(tensors)
 
 

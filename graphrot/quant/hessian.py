@@ -9,7 +9,7 @@ _TOKENS = 512
 
 
 class SecondMoment:
-    """Accumulates ``X.T @ X``.
+    """Accumulates ``X.T @ X`` and the sum of the rows of X.
 
     Args:
         features: K, the width of the inputs.
@@ -17,6 +17,7 @@ class SecondMoment:
 
     def __init__(self, features: int) -> None:
         self.matrix = np.zeros((features, features), dtype=np.float64)
+        self.total = np.zeros(features, dtype=np.float64)
         self.tokens = 0
 
     def add(self, inputs: np.ndarray) -> None:
@@ -25,4 +26,5 @@ class SecondMoment:
         for start in range(0, rows.shape[0], _TOKENS):
             part = rows[start : start + _TOKENS]
             self.matrix += part.T @ part
+        self.total += rows.sum(axis=0, dtype=np.float64)
         self.tokens += rows.shape[0]

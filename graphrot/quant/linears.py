@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Literal
@@ -21,6 +22,7 @@ from graphrot.quant.grid import QuantizedTensor, WeightGrid
 from graphrot.quant.groups import SolvedGroups
 from graphrot.quant.rtn import quantize_rtn
 from graphrot.quant.store import CodeStore
+from graphrot.quant.unrotated import gptq_errors, source_weight
 from graphrot.quant.weights import load_weight
 
 Solver = Literal["rtn", "clip", "gptq"]
@@ -39,6 +41,7 @@ def quantize_linears(
     feeds: Sequence[Mapping[str, np.ndarray]] = (),
     scratch: Path | None = None,
     solved: SolvedGroups | None = None,
+    unrotated: Mapping[str, np.ndarray] | None = None,
     threads: int | None = None,
     progress: Progress = silent,
 ) -> dict[str, QuantizedTensor]:
@@ -53,6 +56,8 @@ def quantize_linears(
         feeds: batches of graph inputs by name, caches empty (gptq only).
         scratch: folder for the codes, owned by the caller; None: in memory.
         solved: takes every solved group, and gives those of an interrupted run (gptq only); None: nothing is kept.
+        unrotated: take the errors of the source's weights, too; holds the shifts that gptq needs for that, see
+            :func:`graphrot.quant.unrotated.source_shifts`. None: leave them out.
         threads: threads of ONNX Runtime; None: its own choice.
         progress: told after every tensor or group.
 
@@ -65,7 +70,9 @@ def quantize_linears(
     """
     store = CodeStore(scratch)
     if solver != "gptq":
-        tensors = quantize_weights(model, linears, grid=grid, solver=solver, progress=progress)
+        tensors = quantize_weights(
+            model, linears, grid=grid, solver=solver, compared=unrotated is not None, progress=progress
+        )
         return {linear.node: store.keep(tensor) for linear, tensor in tensors}
     if not feeds:
         raise UsageError("The solver gptq needs calibration text", do="give one, or use the solver clip")
@@ -75,9 +82,13 @@ def quantize_linears(
     )
     known = [] if solved is None else solved.load(calibrator.groups, grid)
     positions = count(len(known))
+    values = value_map(model)
 
     def solve(task: CalibratedGroup) -> list[QuantizedTensor]:
         tensors = gptq_many(task.weights, task.hessian, grid)
+        if unrotated is not None:
+            errors = gptq_errors(task.group.linears, values, task.moment, tensors, grid, unrotated)
+            tensors = [replace(t, error_without_rotation=e) for t, e in zip(tensors, errors, strict=True)]
         if solved is not None:
             return solved.keep(next(positions), task.group, tensors)
         return [store.keep(tensor) for tensor in tensors]
@@ -91,6 +102,7 @@ def quantize_weights(
     *,
     grid: WeightGrid,
     solver: Literal["rtn", "clip"],
+    compared: bool = False,
     progress: Progress = silent,
 ) -> Iterator[tuple[LinearRef, QuantizedTensor]]:
     """Quantize weights one by one, without calibration; one float weight is in memory at a time.
@@ -100,6 +112,7 @@ def quantize_weights(
         linears: which linears, answered in this order.
         grid: the grid of all of them.
         solver: rounding to nearest or clip search.
+        compared: take the error of the source's weight, too.
         progress: told after every tensor.
 
     Raises:
@@ -108,5 +121,10 @@ def quantize_weights(
     values = value_map(model)
     quantize = quantize_rtn if solver == "rtn" else quantize_clip
     for position, linear in enumerate(linears):
-        yield linear, quantize(load_weight(values, linear), grid)
+        tensor = quantize(load_weight(values, linear), grid)
+        if compared:
+            before = source_weight(values[linear.weight], linear)
+            error = tensor.error if before is None else quantize(before.numbers, grid).error
+            tensor = replace(tensor, error_without_rotation=error)
+        yield linear, tensor
         progress(STEP, position + 1, len(linears))

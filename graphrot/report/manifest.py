@@ -116,8 +116,10 @@ class SizesPart(_Part):
 class QuantizedPart(_Part):
     """One quantized tensor.
 
-    ``error`` is a ratio of norms: of the weights for rtn and clip, of the calibration outputs for gptq.
-    ``error_without_rotation`` is the same for the source's weight, on linears solved by rtn or clip.
+    ``error`` is a ratio of norms. For linears solved by gptq it is that of their outputs on the calibration text,
+    ``|X W' - X W| / |X W|``, X as the quantized model makes them; for all others (rtn, clip, tables, heads) that of
+    the weights, ``|W' - W| / |W|``. ``error_without_rotation`` is the same measure of the source's tensor, after the
+    same solver on the same grid, with the same X in the source's basis; None where nothing was rotated.
     """
 
     tensor: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from graphrot.cli.main import run
 from graphrot.errors import InputRefused, UsageError
 from graphrot.model import hf, save
 from graphrot.quant import linears
+from graphrot.quant.groups import _plain
 from graphrot.work.folder import work_path
 from tests.exported import tiny_onnx, write_tokenizer
 from tests.resume.runs import content
@@ -157,7 +159,8 @@ def test_another_job_starts_afresh_and_says_so(
 
 
 @pytest.mark.parametrize(
-    "damage", ["flipped", "cut", "gone", "no json", "not json", "empty json", "list", "offset", "error", "folders"]
+    "damage",
+    ["flipped", "cut", "gone", "no json", "not json", "empty json", "list", "offset", "error", "old", "folders"],
 )
 def test_damaged_groups_are_solved_again(
     source: Path, options: dict[str, Any], whole: dict[str, bytes], tmp_path: Path, solved: list[int], damage: str
@@ -178,6 +181,12 @@ def test_damaged_groups_are_solved_again(
     elif damage in ("offset", "error"):
         record = json.loads(words.read_text())
         record["tensors"][0]["at" if damage == "offset" else "error"] = 7
+        words.write_text(json.dumps(record))
+    elif damage == "old":
+        record = json.loads(words.read_text())
+        for entry in record["tensors"]:
+            del entry["error_without_rotation"]
+        record["sha256"] = hashlib.sha256(binary.read_bytes() + _plain(record["tensors"])).hexdigest()
         words.write_text(json.dumps(record))
     elif damage == "folders":
         for file in (binary, words):
