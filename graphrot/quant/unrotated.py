@@ -63,9 +63,11 @@ def source_weight(value: ir.Value, linear: LinearRef) -> SourceWeight | None:
     axis = _input_axis(linear)
     edits: list[Scale | Rotate] = []
     for edit in content.edits:
+        if edit.axis != axis:
+            continue
         if not isinstance(edit, Scale | Rotate):
-            raise ValueError(f"{edit} is no matrix, and stands on the weight {value.name!r}")
-        edits += [edit] if edit.axis == axis else []
+            raise ValueError(f"{edit} on the input channels of {value.name!r} has no transposed map")
+        edits.append(edit)
     numbers = _numbers(content)
     return SourceWeight(numbers.T if axis == 0 else numbers, tuple(edits))
 

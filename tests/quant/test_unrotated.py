@@ -166,7 +166,10 @@ def test_both_errors_of_gptq_from_the_written_file(name: str, options: dict[str,
     for linear in linears:
         assert linear.entry.error == pytest.approx(_ratio(linear.inputs, linear.exact, linear.stored), rel=5e-3)
         inputs, weight = _source_inputs(case, linear), _matrix(source, linear.node)
-        np.testing.assert_allclose(inputs @ weight, _outputs(case, linear, inputs, weight), atol=1e-5)
+        lost = inputs @ weight - _outputs(case, linear, inputs, weight)
+        if _onto_stream(case, linear):
+            lost -= lost.mean(axis=1, keepdims=True)  # a LayerNorm's mean may have been folded there
+        assert np.abs(lost).max() <= 1e-5 * np.abs(inputs @ weight).max()
         (alone,) = gptq_many([weight.T], inputs.T @ inputs, grid)
         expected = _ratio(inputs, weight, alone.dequantize().T.astype(np.float64))
         assert linear.entry.error_without_rotation is not None
@@ -175,6 +178,12 @@ def test_both_errors_of_gptq_from_the_written_file(name: str, options: dict[str,
     # Roundings that fall otherwise lead the solver another way: by chance, and never far.
     assert np.abs(np.array(ratios) - 1).max() < 0.06
     assert np.median(np.abs(np.array(ratios) - 1)) < 0.02
+
+
+def _onto_stream(case: Case, linear: Linear) -> bool:
+    return any(
+        u.node == linear.node for r in case.done.plan.rotations if r.space.kind == "R1" for u in r.space.producers
+    )
 
 
 def _outputs(case: Case, linear: Linear, inputs: np.ndarray, weight: np.ndarray) -> np.ndarray:
