@@ -27,7 +27,7 @@ def test_row(row: Row) -> None:
 
 def no_site_is_lost_or_bound_to_a_mean(facts: Facts) -> bool:
     """The plan takes every site, LayerNorm or not, and its matrices are plain Hadamard ones."""
-    plan = build_plan(facts, PlanRequest(("R1", "R2", "R3", "R4"), "hadamard"), source_hash="0")
+    plan = build_plan(facts, PlanRequest(("R1", "R2", "R3", "R4", "O"), "hadamard"), source_hash="0")
     folded = {fold.space for fold in plan.mean_folds}
     return (
         [r.space.id for r in plan.rotations] == [s.id for s in facts.spaces if s.kind != "other" and not s.optional]
