@@ -128,15 +128,6 @@ ROWS = (
         ("R1 Mul",) * 6,
     ),
     Row(
-        "convbert",
-        "torchscript",
-        17,
-        "R1:1 R1~:2 R2:4 R4~:5",
-        "heads of attention beside heads of a convolution",
-        ("R3 Mul", "R3 Mul"),
-        double=False,
-    ),
-    Row(
         "wav2vec2",
         "torchscript",
         17,
