@@ -348,12 +348,11 @@ class _Job:
         from graphrot.folded import materialize
         from graphrot.graph import WeightStore
         from graphrot.passes import ROTATION_PASSES
-        from graphrot.passes.raise_opset import RaiseOpset
+        from graphrot.passes.raise_opset import needed_opset
 
         self.progress("rotating the weights", 0, 1)
         result = model.clone()
-        passes = [RaiseOpset(plan)] if self.recipe.quantizes else []
-        for step in [*passes, *(kind(plan) for kind in ROTATION_PASSES)]:
+        for step in [*needed_opset(plan, quantizes=self.recipe.quantizes), *(kind(plan) for kind in ROTATION_PASSES)]:
             step(result)
         RemoveUnusedNodesPass()(result)
         result.graph.sort()

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from graphrot.errors import InputRefused
 from graphrot.folded import used_names
 from graphrot.graph import unique_name
+from graphrot.ops.hadamard import OLDEST_OPSET
 from graphrot.passes.base import GraphPass
 from graphrot.plan.types import RotationPlan
 
@@ -51,21 +52,32 @@ _REDUCTIONS = frozenset(
 
 
 class RaiseOpset(GraphPass):
-    """Bring the standard opset import, that of local functions too, to at least 21.
+    """Bring the standard opset import, that of local functions too, to at least 21, or another.
 
     Args:
         plan: the plan (kept for the record).
+        opset: the least opset.
 
     Raises:
         InputRefused: the opset is below 13, or an operator is redefined on the way and not covered.
     """
 
-    def __init__(self, plan: RotationPlan) -> None:
+    def __init__(self, plan: RotationPlan, opset: int = _NEWEST) -> None:
         super().__init__(plan)
+        self._opset = opset
 
     def apply(self, model: ir.Model, done: set[str]) -> None:
-        self.report.changed += raise_opset(model)
+        self.report.changed += raise_opset(model, self._opset)
         done.add("opset")
+
+
+def needed_opset(plan: RotationPlan, *, quantizes: bool) -> list[RaiseOpset]:
+    """What brings a model to the opset that the file will need: 21 where numbers are rounded, that of the
+    transform's function where one is put in, else its own."""
+    if quantizes:
+        return [RaiseOpset(plan)]
+    online = any(rotation.placement == "online" for rotation in plan.rotations)
+    return [RaiseOpset(plan, OLDEST_OPSET)] if online else []
 
 
 def raise_opset(model: ir.Model, opset: int = _NEWEST) -> list[str]:
@@ -94,8 +106,8 @@ def raise_opset(model: ir.Model, opset: int = _NEWEST) -> list[str]:
                 rewritten.append(node.outputs[0].name or "")
             node.version = None
         holder.opset_imports[""] = opset
-    if older and model.ir_version < 10:
-        model.ir_version = 10
+    if older:
+        model.ir_version = max(model.ir_version, 10 if opset >= 21 else 8)
     return rewritten
 
 

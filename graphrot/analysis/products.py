@@ -17,7 +17,9 @@ def matmul(v: Visit) -> None:
        along N;
     2. the same with a weight picked at run time (experts), on either side;
     3. two run-time tensors: :func:`contract` if both carry channels along the summed axis, :func:`mix`
-       if only the second carries channels along its last axis.
+       if only the second carries channels along its last axis, or the first along its last axis but one (all of it
+       transposed);
+    4. rows that are the same in every run, by a constant: channels begin.
     """
     a, b = v.labels(0), v.labels(1)
     left = v.value(0)
@@ -25,12 +27,12 @@ def matmul(v: Visit) -> None:
     assert left is not None and right is not None
     if (a is not None and a.squared) or (b is not None and b.squared):
         v.opaque()
-    elif a is not None and v.readable(1):
+    elif (a is not None or v.trusted(0)) and v.readable(1):
         shape = v.shape_of_constant(1)
-        if a.rank < 2 or len(shape) < 2:
+        if len(v.output_shape()) < 2 or len(shape) < 2:
             v.opaque()
             return
-        consume(v, a, a.rank - 1, 1, len(shape) - 2)
+        _read(v, a, len(v.output_shape()) - 1, len(shape) - 2)
         v.source("weight", axes=[-1], operand=1, operand_axis=len(shape) - 1)
     elif a is not None and right in v.graph.selected:
         chosen = v.graph.selected[right]
@@ -66,21 +68,21 @@ def fused_matmul(v: Visit) -> None:
     elif b is None or b.squared or b.rank < 2:
         v.opaque()
     else:
-        order = (*range(b.rank - 2), b.rank - 1, b.rank - 2)
-        _product(v, a, b.transpose(order) if transposed else b)
+        _product(v, a, _turned(b) if transposed else b)
 
 
 def gemm(v: Visit) -> None:
     """Gemm by a constant weight, with an optional constant bias."""
     labels = v.labels(0)
-    if labels is None or labels.squared or not v.readable(1) or v.integer("transA", 0):
+    followed = not labels.squared if labels is not None else v.trusted(0)
+    if not followed or not v.readable(1) or v.integer("transA", 0):
         v.opaque()
         return
     if v.value(2) is not None and not v.readable(2):
         v.opaque("its bias is computed at run time")
         return
     transposed = v.integer("transB", 0)
-    consume(v, labels, 1, 1, 1 if transposed else 0)
+    _read(v, labels, 1, 1 if transposed else 0)
     made = v.source("weight", axes=[-1], operand=1, operand_axis=0 if transposed else 1)
     if v.value(2) is not None:
         bias = v.bias(2, made.shape)
@@ -111,6 +113,14 @@ def conv(v: Visit) -> None:
         v.edge(made, row.reshape((-1, *[1] * (made.rank - 2))))
 
 
+def _read(v: Visit, labels: Labels | None, axis: int, operand_axis: int) -> None:
+    """Consume ``labels``; rows that are the same in every run stay as they are, since nothing rounds them."""
+    if v.trusted(0):
+        v.block(labels, "its rows are the same in every run and stay as they are")
+    elif labels is not None:
+        consume(v, labels, axis, 1, operand_axis)
+
+
 def consume(v: Visit, labels: Labels, axis: int, operand: int, operand_axis: int) -> None:
     """``labels`` are summed along ``axis`` against ``operand_axis`` of a constant operand of the node."""
     _consume(v, labels, axis, Consumer(labels, axis, v.node, operand, operand_axis))
@@ -129,13 +139,24 @@ def _consume(v: Visit, labels: Labels, axis: int, consumer: Consumer) -> None:
 
 def _product(v: Visit, a: Labels, b: Labels) -> None:
     if _channels(v, a, a.rank - 1) and _channels(v, b, b.rank - 2):
-        contract(v, a, b.transpose([*range(b.rank - 2), b.rank - 1, b.rank - 2]))
+        contract(v, a, _turned(b))
         v.source("opaque")
     elif _channels(v, b, b.rank - 1) and not _channels(v, b, b.rank - 2):
         v.block(a, "it weighs rows of channels")
         v.set(mix(v, b, v.output_shape()))
+    elif _channels(v, a, a.rank - 2) and not _channels(v, a, a.rank - 1):
+        v.block(b, "it weighs rows of channels")
+        v.set(_turned(mix(v, _turned(a), _turned_shape(v.output_shape()))))
     else:
         v.opaque()
+
+
+def _turned(labels: Labels) -> Labels:
+    return labels.transpose((*range(labels.rank - 2), labels.rank - 1, labels.rank - 2))
+
+
+def _turned_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:-2], shape[-1], shape[-2])
 
 
 def _channels(v: Visit, labels: Labels, axis: int) -> bool:

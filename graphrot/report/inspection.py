@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from graphrot.analysis.types import Facts, OnlineUse, RotationSpace, WeightUse, places
 from graphrot.plan.means import mean_note, mean_refusal
@@ -19,9 +19,9 @@ class Site(_Part):
 
     ``blocks`` counts how often the matrix of size ``dim`` stands on the widest tensor it touches (heads,
     for R2 and R3). Producers and consumers are tensor names; the producers of an online site are the
-    run-time tensors that the transform follows. ``mean`` says what becomes of the mean that a LayerNorm takes away:
-    ``folded`` (into the producers, and any matrix is allowed), or why the matrix must keep it; empty without one.
-    Sites of kind O are an option: they are taken only where ``only`` names O.
+    run-time tensors that the transform follows. ``mean`` (not in the JSON form) says what becomes of the mean that a
+    LayerNorm takes away: ``folded`` (into the producers, and any matrix is allowed), or why the matrix must keep it;
+    empty without one.
     """
 
     kind: str
@@ -30,7 +30,7 @@ class Site(_Part):
     blocks: int
     producers: list[str]
     consumers: list[str]
-    mean: str = ""
+    mean: str = Field(default="", exclude=True)
 
 
 class RefusedSite(_Part):
@@ -44,9 +44,14 @@ class RefusedSite(_Part):
 
 
 class Inspection(_Part):
-    """Sites and refusals of one graph. A site that is an option is refused, with the option in ``change``."""
+    """Sites and refusals of one graph.
+
+    R1 that is an option is refused, with the option in ``change``. Sites of kind O, which stand beside the others and
+    are taken only where ``only`` names them, are the ``options`` (not in the JSON form).
+    """
 
     sites: list[Site]
+    options: list[Site] = Field(default=[], exclude=True)
     refused: list[RefusedSite]
     nodes: int
     opset: int
@@ -60,8 +65,10 @@ def inspection(facts: Facts) -> Inspection:
     instead = {(space.kind, place) for space, _ in refused.values() if space.optional for place in places(space)}
     refusals = [refusal for refusal in facts.refused if (refusal.kind, refusal.node) not in instead]
     refusals += [refusal for _, refusal in refused.values()]
+    taken = [space for space in facts.spaces if not space.optional and space.id not in refused]
     return Inspection(
-        sites=[_site(space) for space in facts.spaces if not space.optional and space.id not in refused],
+        sites=[_site(space) for space in taken if space.kind != "O"],
+        options=[_site(space) for space in taken if space.kind == "O"],
         refused=[RefusedSite(**asdict(refusal)) for refusal in refusals],
         nodes=facts.nodes,
         opset=facts.opset,
