@@ -204,7 +204,7 @@ def test_inspect(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert set(found) == {"sites", "refused", "nodes", "opset"}
     assert sorted(site["kind"] for site in found["sites"]) == ["R1", "R2", "R2", "R3", "R3", "R4", "R4"]
     r4 = next(site for site in found["sites"] if site["kind"] == "R4")
-    assert set(r4) == {"kind", "placement", "dim", "blocks", "producers", "consumers", "mean"}
+    assert set(r4) == {"kind", "placement", "dim", "blocks", "producers", "consumers"}
     assert (r4["placement"], r4["dim"]) == ("online", 112)
     assert run(["inspect", str(source)]) == 0
     out = capsys.readouterr().out

@@ -19,7 +19,6 @@ from tests.analysis.graphs import INT64, VOCAB, Builder
 from tests.contrib.decoders import FFN, HEADS, HIDDEN, WIDTH, decoder
 
 SITES = {("R1", "merged", HIDDEN): 1, ("R2", "merged", WIDTH): 2, ("R3", "merged", WIDTH): 2, ("R4", "online", FFN): 2}
-SITES["O", "online", HIDDEN] = 2
 
 
 def _saved(folder: Path, model: ir.Model) -> Path:
