@@ -206,8 +206,9 @@ def calibration_feeds(
     size = min(window, len(tokens), _longest(model))
     windows = [tokens[start : start + size][None] for start in range(0, len(tokens) - size + 1, max(size, 1))]
     known = {pair.past: pair for pair in caches}
+    read = [value for value in model.graph.inputs if value.uses()]
     return [
-        {value.name or "": _feed(value, window, known.get(value.name or "")) for value in model.graph.inputs}
+        {value.name or "": _feed(value, window, known.get(value.name or "")) for value in read}
         for window in windows
         if size
     ]

@@ -51,20 +51,22 @@ _REDUCTIONS = frozenset(
 
 
 class RaiseOpset(GraphPass):
-    """Bring the standard opset import, that of local functions too, to at least 21.
+    """Bring the standard opset import, that of local functions too, to at least 21, or another.
 
     Args:
         plan: the plan (kept for the record).
+        opset: the least opset.
 
     Raises:
         InputRefused: the opset is below 13, or an operator is redefined on the way and not covered.
     """
 
-    def __init__(self, plan: RotationPlan) -> None:
+    def __init__(self, plan: RotationPlan, opset: int = _NEWEST) -> None:
         super().__init__(plan)
+        self._opset = opset
 
     def apply(self, model: ir.Model, done: set[str]) -> None:
-        self.report.changed += raise_opset(model)
+        self.report.changed += raise_opset(model, self._opset)
         done.add("opset")
 
 
@@ -94,8 +96,8 @@ def raise_opset(model: ir.Model, opset: int = _NEWEST) -> list[str]:
                 rewritten.append(node.outputs[0].name or "")
             node.version = None
         holder.opset_imports[""] = opset
-    if older and model.ir_version < 10:
-        model.ir_version = 10
+    if older:
+        model.ir_version = max(model.ir_version, 10 if opset >= 21 else 8)
     return rewritten
 
 

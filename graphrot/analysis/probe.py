@@ -6,7 +6,7 @@ Both runs have every optimization off. What differs between them is dynamic, the
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from graphrot.analysis.probe_graph import ProbeGraph, contracted
 from graphrot.analysis.probe_sizes import Choice, Run, Sizes
-from graphrot.analysis.scope import Scope
+from graphrot.analysis.scope import Scope, node_name
 from graphrot.errors import InputRefused
 from graphrot.graph import FLOATS, read_constant
 from graphrot.ops.runtime import runtime, too_new, without_kernel
@@ -55,6 +55,7 @@ class Probe:
     def __init__(self, scope: Scope, sizes: Mapping[str, int] | None = None) -> None:
         self._scope = scope
         self._sizes = Sizes(scope, sizes)
+        _refuse_other_inputs(self._sizes.inputs)
         self._exposed = _wanted(scope)
         found = ((node, contracted(scope, node)) for node in scope.nodes)
         self._widths = [(node, *pair) for node, pair in found if pair is not None]
@@ -98,7 +99,7 @@ class Probe:
         options.log_severity_level = 4
         options.intra_op_num_threads = 1
         options.enable_mem_pattern = False
-        data = ProbeGraph(self._scope, self._exposed).build()
+        data = ProbeGraph(self._scope, self._sizes.inputs, self._exposed).build()
         try:
             return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises types of its own, without a common base
@@ -177,14 +178,28 @@ def _wanted(scope: Scope) -> list[ir.Value]:
     return list(wanted)
 
 
+def _refuse_other_inputs(inputs: Sequence[ir.Value]) -> None:
+    for value in inputs:
+        if not isinstance(value.type, ir.TensorType) or value.dtype == ir.DataType.STRING:
+            raise InputRefused(
+                f"The graph input {value.name!r} is not a tensor of numbers",
+                where=f"input {value.name!r}, {value.type}, read by {', '.join(_users(value))}",
+                why="sequences, optional inputs, sparse tensors and texts are not followed",
+                do="export the model with plain tensors as inputs; an input that no node reads may be of any type",
+            )
+
+
+def _users(value: ir.Value) -> list[str]:
+    return [f"{use.node.op_type} {node_name(use.node)!r}" for use in list(value.uses())[:3]]
+
+
 def _feed(value: ir.Value, shape: tuple[int, ...]) -> Any:
     """Ones for integers (valid as ids, masks and positions alike), small noise for floats."""
     import onnxruntime as ort
 
     assert value.name
     dtype = value.dtype
-    if dtype is None or dtype == ir.DataType.STRING:
-        raise InputRefused(f"The graph input {value.name!r} is not a tensor of numbers", where=value.name)
+    assert dtype is not None
     if dtype in FLOATS:
         noise = np.random.default_rng(0).standard_normal(shape)
         if dtype == ir.DataType.BFLOAT16:

@@ -8,7 +8,7 @@ constant is made at run time from one number.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import onnx
@@ -27,11 +27,13 @@ class ProbeGraph:
 
     Args:
         scope: the graph.
+        inputs: the graph inputs that it takes.
         exposed: values that become outputs.
     """
 
-    def __init__(self, scope: Scope, exposed: Collection[ir.Value]) -> None:
+    def __init__(self, scope: Scope, inputs: Sequence[ir.Value], exposed: Collection[ir.Value]) -> None:
         self._scope = scope
+        self._inputs = inputs
         self._exposed = [v for v in exposed if v.name]
         self._names = {v.name for node in scope.nodes for v in node.outputs} | set(scope.model.graph.initializers)
         self._names |= {v.name for v in scope.model.graph.inputs}
@@ -58,7 +60,7 @@ class ProbeGraph:
         graph = helper.make_graph(
             nodes,
             "probe",
-            [ir.serde.serialize_value(v) for v in model.graph.inputs if v.name not in model.graph.initializers],
+            [ir.serde.serialize_value(v) for v in self._inputs],
             [_declared(v) for v in self._exposed],
             initializer=self._initializers,
         )

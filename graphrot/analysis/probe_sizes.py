@@ -33,6 +33,9 @@ Role = str
 
 _MAX_CHOICES = 96
 
+_SAMPLES = (1607, 2411)
+"""Sizes of an axis of samples: some windows of 400 that begin 320 apart, as encoders of speech read them."""
+
 _NAMELESS = "?"
 """First letter of the names we give to dimensions without one."""
 
@@ -94,7 +97,8 @@ class Sizes:
     def __init__(self, scope: Scope, fixed: Mapping[str, int] | None) -> None:
         self._scope = scope
         graph = scope.model.graph
-        self.inputs = [v for v in graph.inputs if v.name not in graph.initializers]
+        self.inputs = [v for v in graph.inputs if v.name not in graph.initializers and v.uses()]
+        """Those that something reads."""
         self._fixed = dict(fixed or {})
         self._dims: dict[str, tuple[int | str, ...]] = {}
         self.declared: list[str] = []
@@ -232,8 +236,8 @@ class Sizes:
 
         Some operators run only with one sequence at a time when there is a past, or one token at a time
         for several sequences; graphs that hold them are probed with the later pairs. The third pair is for
-        graphs that run at batch 1 only, the last for those that take one token at a time, whatever the batch,
-        once there is a past.
+        graphs that run at batch 1 only, the fourth for those that take one token at a time, whatever the batch,
+        once there is a past; the last for those that read samples of sound, of which a window takes hundreds.
         """
         taken = self.static_sizes()
         free = [n for n in range(2, 64) if n not in taken]
@@ -244,6 +248,7 @@ class Sizes:
             (Run(1, sequence, past), Run(other_batch, 1, other_past)),
             (Run(1, sequence, past), Run(1, other_sequence, other_past)),
             (Run(batch, 1, past), Run(other_batch, other_sequence, 0)),
+            (Run(batch, _SAMPLES[0], past), Run(other_batch, _SAMPLES[1], other_past)),
         ]
         fixed = self._fixed_sequence()
         if fixed is None:

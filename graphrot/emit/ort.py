@@ -219,10 +219,10 @@ def _common_scale(scales: np.ndarray) -> np.float32:
 
 def _drop_inferred_types(model: ir.Model) -> None:
     """Forget types and shapes that ONNX Runtime infers anyway: it keeps those of the file in memory (3 MiB)."""
-    made = (value for node in model.graph for value in node.outputs if not value.is_graph_output())
-    stored = (value for value in model.graph.initializers.values() if not value.is_graph_input())
-    for value in (*made, *stored):
-        value.type = value.shape = None
+    made = (value for node in model.graph for value in node.outputs)
+    for value in (*made, *model.graph.initializers.values()):
+        if not value.is_graph_input() and not value.is_graph_output():
+            value.type = value.shape = None
 
 
 def _notes(lowered: Sequence[_Lowered], left: Sequence[QuantizedActivation]) -> tuple[str, ...]:

@@ -28,10 +28,12 @@ import onnxruntime as ort
 from graphrot.errors import InputRefused
 from graphrot.evaluate.head_sizes import possible_head_sizes
 from graphrot.model.onnxfile import read_proto
+from graphrot.model.structure import read_names
 from graphrot.ops import library as native
 from graphrot.ops.runtime import runtime, too_new
 
 _TOKENS, _MASK, _POSITIONS = "input_ids", "attention_mask", "position_ids"
+_TOLD_APART = frozenset({_TOKENS, _MASK, _POSITIONS})
 _DTYPES: dict[str, Any] = {
     "tensor(double)": np.float64,
     "tensor(float)": np.float32,
@@ -117,6 +119,7 @@ class DecoderSession:
         proto = read_proto(self.path)
         metadata, domains, self.dtype = _header(proto)
         widths = possible_head_sizes(proto)
+        read = read_names(proto.graph)
         del proto
         options = ort.SessionOptions()
         options.log_severity_level = 4
@@ -142,7 +145,10 @@ class DecoderSession:
                 do="check the model with onnx.checker, or export it again",
             ) from error
         _give_back()
-        self._inputs = {value.name: value for value in self._session.get_inputs()}
+        everything = self._session.get_inputs()
+        self._inputs = {value.name: value for value in everything if value.name in read or value.name in _TOLD_APART}
+        self._idle = len(everything) - len(self._inputs)
+        """Inputs that no node reads: whatever their type, nothing need be fed to them."""
         outputs = {value.name: value for value in self._session.get_outputs()}
         self._caches = self._pair_caches(set(outputs), dict(sizes or {}))
         self._logits = self._find_logits(outputs)
@@ -199,7 +205,7 @@ class DecoderSession:
             feeds[entry.name] = cache.tensors[position] if cache is not None else _empty(entry, len(tokens))
         names = [self._logits, *(entry.present for entry in self._caches)]
         try:
-            results = self._session.run_with_ort_values(names, feeds)
+            results = self._call(names, feeds)
         except Exception as error:  # as above
             raise InputRefused(
                 "ONNX Runtime failed to run the model",
@@ -214,6 +220,17 @@ class DecoderSession:
         if self._caches:
             return logits, Cache(total, tuple(results[1:]))
         return logits[:, -new:], Cache(total, tokens=tokens)
+
+    def _call(self, names: Sequence[str], feeds: Mapping[str, Any]) -> Any:
+        if not self._idle:
+            return self._session.run_with_ort_values(names, feeds)
+        binding = self._session.io_binding()  # the other road insists on every input
+        for name, value in feeds.items():
+            binding.bind_ortvalue_input(name, value)
+        for name in names:
+            binding.bind_output(name)
+        self._session.run_with_iobinding(binding)
+        return binding.get_outputs()
 
     def _feeds(self, tokens: np.ndarray, past: int) -> dict[str, Any]:
         batch, count = tokens.shape

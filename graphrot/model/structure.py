@@ -76,6 +76,11 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
             yield from attribute.graphs
 
 
+def read_names(graph: onnx.GraphProto) -> frozenset[str]:
+    """Names that the nodes of a graph read, by their inputs and by their subgraphs."""
+    return frozenset(name for node in graph.node for name in _reads(node))
+
+
 def hide_runtime_ops(proto: onnx.ModelProto) -> None:
     """Move operators that ONNX Runtime alone has in the standard domain to its own one, in place.
 

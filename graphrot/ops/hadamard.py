@@ -43,7 +43,10 @@ ATTRIBUTES = {
 ``shape``: ``[-1, K, 2^a, 2^b]``. ``shape3``: ``[-1, K, 2^(a+b)]``.
 """
 
-_OLDEST_OPSET = 15  # CastLike
+OLDEST_OPSET = 15
+"""The first with CastLike, which the function uses."""
+_FUNCTIONS_IR = 8
+"""The first IR version with functions."""
 
 
 def hadamard_node(x: ir.Value, matrix: MatrixRef, output_name: str, *, transpose: bool = False) -> ir.Node:
@@ -131,18 +134,19 @@ def hadamard_function(opset: int = 21) -> ir.Function:
 
 
 def ensure_function(model: ir.Model) -> None:
-    """Give the model the function and the import of the domain, unless it has them.
+    """Give the model the function and the import of the domain, unless it has them, and an IR version with functions.
 
     Raises:
         InputRefused: the model's standard opset is too old for the function.
     """
     opset = model.opset_imports.get("", 0)
-    if opset < _OLDEST_OPSET:
+    if opset < OLDEST_OPSET:
         raise InputRefused(
-            f"The model uses opset {opset}, and {OP_TYPE} needs {_OLDEST_OPSET} or later",
+            f"The model uses opset {opset}, and {OP_TYPE} needs {OLDEST_OPSET} or later",
             do="export it with a later opset",
         )
     model.opset_imports.setdefault(DOMAIN, VERSION)
+    model.ir_version = max(model.ir_version, _FUNCTIONS_IR)
     key = (DOMAIN, OP_TYPE, "")
     if key not in model.functions:
         model.functions[key] = hadamard_function(opset)
