@@ -26,7 +26,7 @@ _ROUNDS = 32
 
 
 @dataclass
-class _Readers:
+class Readers:
     """What happens to the channels of one source."""
 
     barred: bool = False
@@ -47,7 +47,7 @@ def fold_gains(provenance: Provenance) -> tuple[GainFold, ...]:
     forward: list[GainFold] = []
     backward: list[GainFold] = []
     for _ in range(_ROUNDS):
-        readers = _read(provenance)
+        readers = readers_of(provenance)
         found: list[tuple[int, GainFold, list[ir.Node]]] = []
         waiting: list[Source] = []
         for source in provenance.graph.table.sources:
@@ -73,9 +73,10 @@ def fold_gains(provenance: Provenance) -> tuple[GainFold, ...]:
     return (*backward, *forward)
 
 
-def _read(provenance: Provenance) -> dict[int, _Readers]:
+def readers_of(provenance: Provenance) -> dict[int, Readers]:
+    """What reads the channels of each source, by its index."""
     table = provenance.graph.table
-    readers: dict[int, _Readers] = defaultdict(_Readers)
+    readers: dict[int, Readers] = defaultdict(Readers)
 
     def owners(ids: np.ndarray) -> list[int]:
         return [int(i) for i in np.unique(table.index_of(ids))]
@@ -98,7 +99,7 @@ def _read(provenance: Provenance) -> dict[int, _Readers]:
     return readers
 
 
-def _try(provenance: Provenance, source: Source, readers: dict[int, _Readers]) -> tuple[GainFold, list[ir.Node]] | None:
+def _try(provenance: Provenance, source: Source, readers: dict[int, Readers]) -> tuple[GainFold, list[ir.Node]] | None:
     own = readers[source.index]
     node, position = source.node, source.operand
     assert node is not None and position is not None
@@ -139,7 +140,7 @@ def _try(provenance: Provenance, source: Source, readers: dict[int, _Readers]) -
 
 
 def _shift_of(
-    provenance: Provenance, source: Source, partners: list[Source], readers: dict[int, _Readers]
+    provenance: Provenance, source: Source, partners: list[Source], readers: dict[int, Readers]
 ) -> tuple[ir.Node, int] | None:
     """The node and operand of the one constant that is added right behind the gain, for all its readers."""
     node = source.node
@@ -192,7 +193,7 @@ def _directly_behind(provenance: Provenance, gain: ir.Node, shift: ir.Node) -> b
         value = user.outputs[0]
 
 
-def _aligned(own: _Readers, source: Source, shift: Source) -> bool:
+def _aligned(own: Readers, source: Source, shift: Source) -> bool:
     """Channel k of the gain meets channel k of the shift."""
     for edge in own.edges:
         for a, b in ((edge.left, edge.right), (edge.right, edge.left)):

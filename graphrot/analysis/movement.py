@@ -57,15 +57,24 @@ def expand(v: Visit) -> None:
         v.opaque("its target shape depends on data")
     elif labels is not None:
         v.set(labels.broadcast(v.output_shape(), v.salt))
-    elif v.readable(0) and v.operand_is_float(0):
+    else:
+        _grow(v)
+
+
+def _grow(v: Visit) -> None:
+    """A constant that is repeated."""
+    if v.readable(0) and v.operand_is_float(0):
         _table(v)
     else:
         v.opaque()
 
 
 def tile(v: Visit) -> None:
-    """Each repetition is a copy of its own."""
+    """Each repetition is a copy of its own; a constant becomes a producer, as by :func:`expand`."""
     labels, repeats = v.labels(0), v.number(1)
+    if labels is None and repeats is not None and repeats.size and repeats[-1] == 1:
+        _grow(v)
+        return
     if labels is None or repeats is None:
         v.opaque("how often it repeats depends on data")
         return
@@ -195,7 +204,8 @@ def gather_nd(v: Visit) -> None:
 def concat(v: Visit) -> None:
     """Joined labels, unless channels that begin at opaque nodes are joined into wider rows.
 
-    In that case the row is a better place for an online rotation than its parts: a cut.
+    In that case the row is a better place for an online rotation than its parts: a cut. Along another axis than the
+    last, where no transform could stand, the parts stay apart.
     """
     parts = [v.labels(k) for k in range(len(v.node.inputs))]
     labelled = [p for p in parts if p is not None and not p.squared]
@@ -204,11 +214,39 @@ def concat(v: Visit) -> None:
         return
     rank = labelled[0].rank
     axis = v.integer("axis", 0) % rank
-    along = all(_static(v, k, axis) for k in range(len(parts)))
+    along = axis == rank - 1 and all(_static(v, k, axis) for k in range(len(parts)))
     if along and any(p.varies(axis) for p in labelled) and any(_any_opaque(v, p) for p in labelled):
         v.opaque("it joins channels that do not come from one matmul")
         return
     v.set(concatenate(labelled, axis).distinct(v.salt))
+
+
+def pad(v: Visit) -> None:
+    """Rows of zeros in front or behind: a zero is one in every basis, so the new rows may carry any channels.
+
+    Where elements are added beside different channels, the row has become a longer one.
+    """
+    labels = v.labels(0)
+    amounts = v.integers("pads") if v.value(1) is None else v.number(1)
+    axes = None if v.value(3) is None else v.number(3)
+    filled = v.number(2) if v.value(2) is not None else np.asarray(v.real("value", 0.0))
+    mode = v.node.attributes.get("mode")
+    plain = mode is None or mode.as_string() == "constant"
+    if labels is None or amounts is None or not plain or filled is None or filled.any() or labels.squared:
+        v.opaque()
+        return
+    numbers = [int(n) for n in np.asarray(amounts).reshape(-1)]
+    chosen = range(labels.rank) if axes is None else [int(a) % labels.rank for a in np.atleast_1d(axes)]
+    half = len(numbers) // 2
+    for axis, front, back in zip(chosen, numbers[:half], numbers[half:], strict=True):
+        if front == 0 and back == 0:
+            continue
+        size = labels.shape[axis]
+        if not size or not labels.uniform(axis):
+            v.opaque("it adds zeros beside different channels")
+            return
+        labels = labels.take(np.clip(np.arange(-front, size + back), 0, size - 1), axis)
+    v.set(labels.distinct(v.salt))
 
 
 def _static(v: Visit, position: int, axis: int) -> bool:

@@ -17,7 +17,8 @@ def matmul(v: Visit) -> None:
        along N;
     2. the same with a weight picked at run time (experts), on either side;
     3. two run-time tensors: :func:`contract` if both carry channels along the summed axis, :func:`mix`
-       if only the second carries channels along its last axis.
+       if only the second carries channels along its last axis;
+    4. rows that are the same in every run, by a constant: channels begin.
     """
     a, b = v.labels(0), v.labels(1)
     left = v.value(0)
@@ -25,12 +26,12 @@ def matmul(v: Visit) -> None:
     assert left is not None and right is not None
     if (a is not None and a.squared) or (b is not None and b.squared):
         v.opaque()
-    elif a is not None and v.readable(1):
+    elif (a is not None or v.trusted(0)) and v.readable(1):
         shape = v.shape_of_constant(1)
-        if a.rank < 2 or len(shape) < 2:
+        if len(v.output_shape()) < 2 or len(shape) < 2:
             v.opaque()
             return
-        consume(v, a, a.rank - 1, 1, len(shape) - 2)
+        _read(v, a, len(v.output_shape()) - 1, len(shape) - 2)
         v.source("weight", axes=[-1], operand=1, operand_axis=len(shape) - 1)
     elif a is not None and right in v.graph.selected:
         chosen = v.graph.selected[right]
@@ -73,14 +74,15 @@ def fused_matmul(v: Visit) -> None:
 def gemm(v: Visit) -> None:
     """Gemm by a constant weight, with an optional constant bias."""
     labels = v.labels(0)
-    if labels is None or labels.squared or not v.readable(1) or v.integer("transA", 0):
+    followed = not labels.squared if labels is not None else v.trusted(0)
+    if not followed or not v.readable(1) or v.integer("transA", 0):
         v.opaque()
         return
     if v.value(2) is not None and not v.readable(2):
         v.opaque("its bias is computed at run time")
         return
     transposed = v.integer("transB", 0)
-    consume(v, labels, 1, 1, 1 if transposed else 0)
+    _read(v, labels, 1, 1 if transposed else 0)
     made = v.source("weight", axes=[-1], operand=1, operand_axis=0 if transposed else 1)
     if v.value(2) is not None:
         bias = v.bias(2, made.shape)
@@ -109,6 +111,14 @@ def conv(v: Visit) -> None:
         row = v.bias(2, (made.shape[1],))
         assert row is not None
         v.edge(made, row.reshape((-1, *[1] * (made.rank - 2))))
+
+
+def _read(v: Visit, labels: Labels | None, axis: int, operand_axis: int) -> None:
+    """Consume ``labels``; rows that are the same in every run stay as they are, since nothing rounds them."""
+    if v.trusted(0):
+        v.block(labels, "its rows are the same in every run and stay as they are")
+    elif labels is not None:
+        consume(v, labels, axis, 1, operand_axis)
 
 
 def consume(v: Visit, labels: Labels, axis: int, operand: int, operand_axis: int) -> None:

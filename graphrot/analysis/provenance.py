@@ -37,6 +37,7 @@ STANDARD: Mapping[str, Handler] = {
     "Gather": movement.gather,
     "GatherND": movement.gather_nd,
     "Concat": movement.concat,
+    "Pad": movement.pad,
     "Add": arithmetic.add,
     "Sub": arithmetic.add,
     "Sum": arithmetic.add,
@@ -69,6 +70,17 @@ MICROSOFT: Mapping[str, Handler] = {
     "SparseAttention": attention.whole,
     "FusedMatMul": products.fused_matmul,
 }
+
+
+_MOVES = frozenset(
+    {
+        *(movement.keep, movement.reshape, movement.transpose, movement.expand, movement.tile, movement.pad),
+        *(movement.split, movement.slice_, movement.gather, movement.gather_nd, movement.concat),
+    }
+)
+"""Handlers that are right for tensors without elements."""
+
+_EMPTY = "no row of its result was there in the runs that show the shapes, so its channels are not known"
 
 
 def handler_of(node: ir.Node) -> Handler | None:
@@ -163,7 +175,9 @@ class Provenance:
             visit.opaque()
         else:
             try:
-                if not movement.passed_selection(visit):
+                if visit.reads_nothing() and handler not in _MOVES:
+                    visit.opaque(_EMPTY)
+                elif not movement.passed_selection(visit):
                     handler(visit)
             except (ValueError, IndexError) as error:  # numpy: shapes, ranks or indices that contradict each other
                 raise InputRefused(
@@ -172,6 +186,9 @@ class Provenance:
                     why=str(error),
                     do="check that the model runs in ONNX Runtime",
                 ) from error
+            if visit.lost_rows():
+                visit = Visit(graph, node, index)
+                visit.opaque(_EMPTY)
         changed: list[ir.Value] = []
         for value, labels in visit.record.labels.items():
             old = graph.labels.get(value)

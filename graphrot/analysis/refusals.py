@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from graphrot.analysis.gains import readers_of
 from graphrot.analysis.labels import Source
 from graphrot.analysis.partition import Partition
 from graphrot.analysis.places import reached
 from graphrot.analysis.provenance import Provenance
+from graphrot.analysis.reasons import change_of
 from graphrot.analysis.scope import node_name
 from graphrot.analysis.spaces import Spaces
 from graphrot.analysis.types import EmbeddingRef, Refusal, RotationSpace, SpaceKind, places
@@ -73,6 +75,8 @@ def _within(space: RotationSpace) -> Refusal:
 
 
 _STAYS = "its gain is not read by constant matmuls alone, so it cannot fold"
+_SHIFTS = "its shift is read by weights without a bias that are picked at run time, so its gain cannot fold"
+_JOINS = "what it makes is added to these channels, and no linear makes it"
 
 
 _INSIDE: tuple[SpaceKind, ...] = ("R2", "R3")
@@ -111,6 +115,9 @@ class _Search:
         self._key_ids = ids[order]
         self._key_numbers = np.repeat(np.arange(len(self._keys)), [key.ids.size for _, key in self._keys])[order]
         self._known: dict[bytes, _Culprit | None] = {}
+        self._readers = readers_of(provenance)
+        self._explained = np.zeros(partition.total, dtype=bool)
+        self._explained[sorted(spaces.explained)] = True
 
     def covered(self, ids: np.ndarray) -> bool:
         return bool(self._covered[ids].all())
@@ -141,12 +148,12 @@ class _Search:
 
     def contraction(self, node: ir.Node, ids: np.ndarray, refused: str) -> Refusal:
         if refused:
-            return _refusal("R3", _at(node, refused), "take rotary positions out of the node")
+            return _refusal("R3", _at(node, refused))
         return _refusal("R3", self._culprit(ids, toward=node))
 
     def consumer(self, consumer: Consumer) -> Refusal | None:
         ids = consumer.labels.channels
-        if self.covered(ids):
+        if self.covered(ids) or self._explained[ids].all():
             return None
         kind = self._kind(ids)
         if kind == "R4" and consumer.node.op_type == "Conv":
@@ -214,7 +221,7 @@ class _Search:
     def _search(self, family: np.ndarray) -> _Culprit | None:
         for source in self._provenance.graph.table.owners(family):
             if source.kind == "gain" and source.node is not None:
-                return _at(source.node, _STAYS)
+                return _at(source.node, self._why_stays(source))
         first = int(self._first_block[family].min(initial=len(self._blocks)))
         if first < len(self._blocks):
             node, block = self._blocks[first]
@@ -226,7 +233,15 @@ class _Search:
                 place = node or self._end(key.ids)
                 if place is not None:
                     return _at(place, key.reason)
-        return None
+        owners = self._provenance.graph.table.owners(family)
+        joined = next((s.node for s in owners if s.kind == "opaque"), None)
+        return _at(joined, _JOINS) if joined is not None and any(s.kind == "table" for s in owners) else None
+
+    def _why_stays(self, gain: Source) -> str:
+        """A gain that matmuls alone read stays for the sake of its shift."""
+        own = self._readers.get(gain.index)
+        alone = own is not None and own.consumers and not own.barred and not own.partners
+        return _SHIFTS if alone else _STAYS
 
     def _end(self, ids: np.ndarray) -> ir.Value | None:
         """The graph output that reads these channels."""
@@ -237,7 +252,7 @@ class _Search:
         """The node that wants the gain's channels alone; or else the gain, which something but matmuls reads."""
         first = int(self._first_block[gain.ids].min(initial=len(self._blocks)))
         if first == len(self._blocks):
-            return _at(gain.node, _STAYS)
+            return _at(gain.node, self._why_stays(gain))
         node, block = self._blocks[first]
         return _at(node or block.at, block.reason)
 
@@ -259,5 +274,5 @@ def _at(place: ir.Node | ir.Value | None, reason: str) -> _Culprit:
     return _Culprit(node_name(node), node.op_type, reason)
 
 
-def _refusal(kind: SpaceKind, culprit: _Culprit, change: str = "") -> Refusal:
-    return Refusal(kind=kind, node=culprit.node, op=culprit.op, reason=culprit.reason, change=change)
+def _refusal(kind: SpaceKind, culprit: _Culprit) -> Refusal:
+    return Refusal(kind, culprit.node, culprit.op, culprit.reason, change_of(culprit.reason))

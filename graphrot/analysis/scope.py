@@ -17,13 +17,15 @@ _RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )
 _SHAPE_OPS = frozenset({"Shape", "Size"})
-_LOOKUPS = frozenset({"Gather", "GatherND", "Slice", "Expand"})
+_GROWING = frozenset({"Expand", "Tile"})
+_LOOKUPS = frozenset({"Gather", "GatherND", "Slice", *_GROWING})
 _HANDED_ON = frozenset(
     {
         *("Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose"),
-        *("Expand", "Slice", "Gather", "Concat"),
+        *("Expand", "Slice", "Gather", "Concat", "Tile", "Split", "Add", "Sub", "Mul", "Div", "Neg"),
     }
 )
+_PRODUCTS = frozenset({"MatMul", "Gemm"})
 
 
 def is_standard(node: ir.Node) -> bool:
@@ -63,7 +65,8 @@ class Scope:
         self.constant: set[ir.Value] = set()
         self.known: set[ir.Value] = set()
         self.followed: set[ir.Value] = set()
-        """Data-independent rows of a constant table (learned positions, for instance), and what only moves them."""
+        """Data-independent rows of a constant table (learned positions, for instance), products of such by a weight
+        (relative positions, a learned query), and what moves, adds and multiplies them."""
         self._readable: dict[ir.Value, bool] = {}
         self._captured: dict[ir.Node, tuple[ir.Value, ...]] = {}
         self._classify()
@@ -92,15 +95,21 @@ class Scope:
             if not is_standard(node) or not node.inputs or not all(self.trusted(o) for o in node.outputs):
                 continue
             first = node.inputs[0]
-            starts = node.op_type in _LOOKUPS and self._is_table(first) and not self.readable(node.outputs[0])
+            least = 1 if node.op_type in _GROWING else 2
+            starts = node.op_type in _LOOKUPS and self._is_table(first, least) and not self.readable(node.outputs[0])
+            starts = starts or (node.op_type in _PRODUCTS and self._is_weighed(node))
             if starts or (node.op_type in _HANDED_ON and any(i in self.followed for i in node.inputs)):
                 self.followed.update(node.outputs)
 
-    def _is_table(self, value: ir.Value | None) -> bool:
+    def _is_table(self, value: ir.Value | None, least: int = 2) -> bool:
         if value is None or not self.readable(value) or constant_dtype(value) not in FLOATS:
             return False
         shape = constant_shape(value)
-        return shape is not None and len(shape) >= 2
+        return shape is not None and len(shape) >= least and shape[-1] > 1
+
+    def _is_weighed(self, node: ir.Node) -> bool:
+        """A product by a weight that is the same in every run, but no number that can be read."""
+        return len(node.inputs) > 1 and self._is_table(node.inputs[1]) and not self.readable(node.outputs[0])
 
     def _find_captured(self, node: ir.Node) -> tuple[ir.Value, ...]:
         found: dict[ir.Value, None] = {}

@@ -21,6 +21,7 @@ from graphrot.analysis.online import online_use
 from graphrot.analysis.partition import Partition
 from graphrot.analysis.places import inner
 from graphrot.analysis.provenance import Provenance
+from graphrot.analysis.reasons import change_of
 from graphrot.analysis.scope import node_name
 from graphrot.analysis.streams import is_stream
 from graphrot.analysis.types import (
@@ -39,6 +40,13 @@ from graphrot.analysis.types import (
 from graphrot.analysis.visit import Consumer, Exit, Record
 
 T = TypeVar("T")
+
+_NOT_TILED = (
+    "the channels that may rotate there are not equal blocks that tile the last axis, "
+    "so no online transform can stand behind it"
+)
+_IN_PARTS = "it does not read whole groups of the channels that would have to rotate together"
+_CACHED_IN_PARTS = "the cache holds these channels in parts, or not in every head, so it cannot be rotated as a whole"
 
 
 @dataclass
@@ -80,7 +88,11 @@ class Site:
         return bool(self.entries or self.exits)
 
     def kind(self) -> SpaceKind:
-        """Names for people."""
+        """Names for people.
+
+        R2 is what stands between two linears and nothing else: the values of a head, and the narrow rows between
+        two factors of one weight (latent queries, keys and values).
+        """
         if self.contractions:
             return "R3"
         if self.mixed:
@@ -89,6 +101,8 @@ class Site:
             return "R1"
         starts = {s.kind for s in self.sources} - {"bias"}
         windows = self.readers and all(r.consumer.node.op_type == "Conv" for r in self.readers)
+        if starts == {"weight"} and self.readers and not windows:
+            return "R2"
         return "R4" if starts == {"opaque"} and not windows else "other"
 
 
@@ -107,6 +121,8 @@ class Spaces:
         self.covered: set[int] = set()
         """Ids of channels that a space of a named kind rotates."""
         self._means = Means(provenance, partition)
+        self.explained: set[int] = set()
+        """Ids of channels of sites that :attr:`refused` tells of."""
         self._cache_pairs = {pair.past: pair.present for pair in provenance.caches}
         sites = self._sites()
         self.spaces = self._build(sites)
@@ -129,7 +145,7 @@ class Spaces:
             self._attach(site_of, node, record)
         for site in sites:
             if site.broken is not None:
-                self._refuse_broken(site.kind(), site.broken)
+                self._refuse([site], site.broken.node, _IN_PARTS)
         return [s for s in sites if s.broken is None and (s.readers or s.contractions)]
 
     def _starts_online(self, source: Source) -> bool:
@@ -238,12 +254,11 @@ class Spaces:
                 use = online_use(self.provenance, source, ids)
                 if use is None:
                     if first.kind() != "other":
-                        place = source.node or source.value
-                        self._refuse_online(first.kind(), place)
+                        self._refuse(sites, source.node or source.value, _NOT_TILED)
                     return None
                 online.append(use)
             elif not _whole_rows(source, [x - source.base for x in ids]):
-                self._refuse_cache(first.kind(), sites)
+                self._refuse_cache(sites)
                 return None
         exits = self._exits(sites, orders)
         if exits is None:
@@ -297,7 +312,7 @@ class Spaces:
             size = self.partition.blocks[sites[0].blocks[0]].size
             tiles = [list(range(start, start + size)) for start in range(0, width, size)]
             if sorted(groups) != tiles:
-                self._refuse_online(sites[0].kind(), node or value)
+                self._refuse(sites, node or value, _NOT_TILED)
                 return None
             groups_of = tuple(encode_runs(tile) for tile in tiles)
             name = "" if node is None else node_name(node)
@@ -346,26 +361,17 @@ class Spaces:
             )
         return tuple(uses)
 
-    def _refuse_online(self, kind: SpaceKind, place: ir.Node | ir.Value) -> None:
-        self.refused.append(
-            Refusal(
-                kind=kind,
-                node=(place.name or "") if isinstance(place, ir.Value) else node_name(place),
-                op="end of the graph" if isinstance(place, ir.Value) else place.op_type,
-                reason="the channels that may rotate there are not equal blocks that tile the last axis, "
-                "so no online transform can stand behind it",
-            )
-        )
+    def _refuse(self, sites: Sequence[Site], place: ir.Node | ir.Value, reason: str) -> None:
+        name = (place.name or "") if isinstance(place, ir.Value) else node_name(place)
+        op = "end of the graph" if isinstance(place, ir.Value) else place.op_type
+        self.refused.append(Refusal(sites[0].kind(), name, op, reason, change_of(reason)))
+        for site in sites:
+            for block in site.blocks:
+                self.explained.update(self.partition.blocks[block].tolist())
 
-    def _refuse_broken(self, kind: SpaceKind, consumer: Consumer) -> None:
-        reason = "it does not read whole groups of the channels that would have to rotate together"
-        self.refused.append(Refusal(kind=kind, node=node_name(consumer.node), op=consumer.node.op_type, reason=reason))
-
-    def _refuse_cache(self, kind: SpaceKind, sites: Sequence[Site]) -> None:
+    def _refuse_cache(self, sites: Sequence[Site]) -> None:
         nodes = [n for site in sites for n in (*site.contractions, *(r.consumer.node for r in site.readers))]
-        first = min(nodes, key=lambda n: self.provenance.scope.index[n])
-        reason = "the cache holds these channels in parts, or not in every head, so it cannot be rotated as a whole"
-        self.refused.append(Refusal(kind=kind, node=node_name(first), op=first.op_type, reason=reason))
+        self._refuse(sites, min(nodes, key=lambda n: self.provenance.scope.index[n]), _CACHED_IN_PARTS)
 
 
 def _places(sites: Sequence[Site]) -> tuple[list[Source], list[Exit], list[ir.Node]]:

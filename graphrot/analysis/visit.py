@@ -231,6 +231,18 @@ class Visit:
         numbers = self.number(position)
         return None if numbers is None else [int(a) for a in np.atleast_1d(numbers)]
 
+    def reads_nothing(self) -> bool:
+        """An input that carries channels has no elements."""
+        labels = (self.labels(k) for k in range(len(self.node.inputs)))
+        return any(x is not None and not x.ids.size for x in labels)
+
+    def lost_rows(self) -> bool:
+        """By something that depends on data, a result has no elements, and so no channels that could be seen."""
+        if all(x.ids.size for x in self.record.labels.values()):
+            return False
+        fixed = all(value is None or self.constant(k) for k, value in enumerate(self.node.inputs) if k)
+        return not fixed and not self.reads_nothing()
+
     # writing
 
     def set(self, labels: Labels, position: int = 0) -> None:

@@ -41,3 +41,4 @@ def inspect(
         typer.echo("no rotation site found")
     for refusal in found.refused:
         typer.echo(f"{refusal.kind:2s}  refused at {refusal.node} ({refusal.op}): {refusal.reason}")
+        typer.echo(f"    what would change it: {refusal.change}")

@@ -62,17 +62,21 @@ def refuse_less(plan: RotationPlan, recipe: Recipe, *, allow_partial: bool) -> N
     refused = "; ".join(f"{r.kind} at {r.node} ({r.op}): {r.reason}" for r in plan.refusals[:5])
     if len(plan.refusals) > 5:
         refused += f"; and {len(plan.refusals) - 5} more"
+    changes = dict.fromkeys(r.change for r in plan.refusals[:5] if r.change)
+    why = "; ".join(f"what would change it: {change}" for change in changes) or None
     found = {rotation.space.kind for rotation in plan.rotations}
     missing = [kind for kind in recipe.only or () if kind not in found]
     if not plan.rotations:
         raise InputRefused(
             "Nothing in this model can be rotated",
             where=refused or f"no site of {', '.join(recipe.sites)}",
+            why=why,
             do="see graphrot inspect; --rotations none quantizes without rotation",
         )
     if (plan.refusals or missing) and not allow_partial:
         raise InputRefused(
             "Not everything that was asked for can be rotated",
-            where=refused or f"no site of {', '.join(missing)}",
+            where="; ".join([*([refused] if refused else []), *(f"no site of {kind}" for kind in missing)]),
+            why=why,
             do="--allow-partial goes on with the rest; --only names what to rotate",
         )
