@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from graphrot.analysis import arithmetic, movement, provenance
@@ -183,3 +184,34 @@ def test_a_table_that_something_unknown_reads_is_no_obstacle_by_itself() -> None
     assert len(space.producers) == 1
     assert [r.op for r in facts.refused] == ["Softmax"]
     assert relative_error(model, facts, feeds_for(model)) <= EXACT
+
+
+def _chosen_rows(b: Builder, x: str) -> str:
+    """Some rows, chosen by a threshold, go another way and come back to their places.
+
+    With the ids of the probe, all ones, no row is chosen; with others, some are.
+    """
+    chosen = b.op("NonZero", b.op("Greater", b.op("Reshape", "ids", b.ints(-1)), b.constant(VOCAB // 2, np.int64)))
+    flat = b.op("Reshape", x, b.ints(-1, HIDDEN))
+    rows = b.op("Sigmoid", b.op("Gather", flat, b.op("Squeeze", chosen, b.ints(0)), axis=0))
+    back = b.op("ScatterND", b.op("Mul", flat, b.constant(0.0)), b.op("Transpose", chosen, perm=[1, 0]), rows)
+    return b.op("Add", x, b.op("Reshape", back, b.op("Shape", x)))
+
+
+def test_rows_that_no_probe_has_seen_keep_their_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An activation reads channels of the stream there: they must stay as they are."""
+    model, _ = decoder(residual=_chosen_rows)
+    refusal = next(r for r in analyze(model).refused if r.kind == "R1")
+    assert refusal.op == "Gather" and "no row of its result was there" in refusal.reason
+    assert _error(residual=_chosen_rows) <= EXACT
+    for check in ("lost_rows", "reads_nothing"):
+        monkeypatch.setattr(Visit, check, lambda self: False)
+    monkeypatch.setattr(provenance, "STANDARD", {**provenance.STANDARD, "ScatterND": _second})
+    assert _error(residual=_chosen_rows) >= WRONG
+
+
+def _second(v: Visit) -> None:
+    """As if the scattered rows carried no channels of their own."""
+    labels = v.labels(0)
+    assert labels is not None
+    v.set(labels)
