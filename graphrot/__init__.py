@@ -7,8 +7,19 @@ each function loads what it needs when it is called.
 from __future__ import annotations
 
 from graphrot.api import convert, evaluate, export_graphsurgeon, generate, inspect, library_path, register, verify
+from graphrot.ops.foreign import custom_ops
 
-__all__ = ["convert", "evaluate", "export_graphsurgeon", "generate", "inspect", "library_path", "register", "verify"]
+__all__ = [
+    "convert",
+    "custom_ops",
+    "evaluate",
+    "export_graphsurgeon",
+    "generate",
+    "inspect",
+    "library_path",
+    "register",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> str:

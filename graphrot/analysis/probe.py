@@ -19,6 +19,7 @@ from graphrot.analysis.probe_sizes import Choice, Run, Sizes
 from graphrot.analysis.scope import Scope, node_name
 from graphrot.errors import InputRefused
 from graphrot.graph import FLOATS, read_constant
+from graphrot.ops.foreign import register_custom_ops
 from graphrot.ops.runtime import runtime, too_new, without_kernel
 
 _ADVICE = {
@@ -99,6 +100,7 @@ class Probe:
         options.log_severity_level = 4
         options.intra_op_num_threads = 1
         options.enable_mem_pattern = False
+        register_custom_ops(options)
         data = ProbeGraph(self._scope, self._sizes.inputs, self._exposed).build()
         try:
             return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graphrot.cli.options import CustomOps
 from graphrot.cli.output import print_json, size
 from graphrot.cli.progress import StepBars
 from graphrot.cli.stop import STOP
@@ -120,6 +121,7 @@ def convert(
         bool,
         typer.Option("--resume", help="Keep the work of a run that is stopped; go on where one was stopped."),
     ] = False,
+    libraries: CustomOps = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     """Rotate SOURCE, quantize it, check it, and write the result.
@@ -127,6 +129,7 @@ def convert(
     Options replace fields of the recipe; contradictions are refused.
     """
     from graphrot.convert import convert as run
+    from graphrot.ops.foreign import custom_ops
 
     options: dict[str, Any] = {
         "rotations": rotations,
@@ -147,7 +150,7 @@ def convert(
         "kernels": kernels,
         "certificate": certificate,
     }
-    with StepBars() as bars:
+    with custom_ops(*(libraries or ())), StepBars() as bars:
         result = run(
             source,
             output=output,

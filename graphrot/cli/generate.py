@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from graphrot.cli.options import CustomOps
 from graphrot.cli.output import print_json
 
 
@@ -21,25 +22,28 @@ def generate(
         bool, typer.Option("--no-library", help="Do not register the native library; functions run instead.")
     ] = False,
     tokenizer: Annotated[Path | None, typer.Option(help="Folder with tokenizer.json.")] = None,
+    libraries: CustomOps = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON when done, instead of streaming.")] = False,
 ) -> None:
     """Generate text with ONNX Runtime. Streams to stdout."""
     from graphrot.api import generate as run
+    from graphrot.ops.foreign import custom_ops
 
     def stream(piece: str) -> None:
         sys.stdout.write(piece)
         sys.stdout.flush()
 
-    result = run(
-        model,
-        prompt=prompt,
-        max_new_tokens=max_new_tokens,
-        greedy=greedy,
-        chat=chat,
-        library=not no_library,
-        tokenizer=tokenizer,
-        on_text=None if as_json else stream,
-    )
+    with custom_ops(*(libraries or ())):
+        result = run(
+            model,
+            prompt=prompt,
+            max_new_tokens=max_new_tokens,
+            greedy=greedy,
+            chat=chat,
+            library=not no_library,
+            tokenizer=tokenizer,
+            on_text=None if as_json else stream,
+        )
     for note in result.notes:
         typer.echo(f"note: {note}", err=True)
     if as_json:

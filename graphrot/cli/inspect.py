@@ -7,18 +7,21 @@ from typing import Annotated
 
 import typer
 
+from graphrot.cli.options import CustomOps
 from graphrot.cli.output import print_json
 from graphrot.cli.progress import StepBars
 
 
 def inspect(
     model: Annotated[Path, typer.Argument(help="An .onnx file, or a folder with model.onnx.")],
+    libraries: CustomOps = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the rotation sites of a graph, without changing anything."""
     from graphrot.api import inspect as run
+    from graphrot.ops.foreign import custom_ops
 
-    with StepBars() as bars:
+    with custom_ops(*(libraries or ())), StepBars() as bars:
         found = run(model, progress=bars)
     if as_json:
         print_json(found.model_dump())

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from graphrot.cli.options import CustomOps
 from graphrot.cli.output import print_json
 from graphrot.cli.progress import StepBars
 
@@ -16,12 +17,14 @@ def verify(
     b: Annotated[Path, typer.Argument(help="The model to check against it.")],
     text: Annotated[Path | None, typer.Option(help="Text to compare on, besides random tokens.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="Folder with tokenizer.json, for --text.")] = None,
+    libraries: CustomOps = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare the logits of two models, from an empty cache; exit code 1 if they differ."""
     from graphrot.api import verify as run
+    from graphrot.ops.foreign import custom_ops
 
-    with StepBars() as bars:
+    with custom_ops(*(libraries or ())), StepBars() as bars:
         result = run(a, b, text=text, tokenizer=tokenizer, progress=bars)
     if as_json:
         print_json(result.to_dict())

@@ -30,6 +30,7 @@ from graphrot.evaluate.head_sizes import possible_head_sizes
 from graphrot.model.onnxfile import read_proto
 from graphrot.model.structure import read_names
 from graphrot.ops import library as native
+from graphrot.ops.foreign import register_custom_ops
 from graphrot.ops.runtime import runtime, too_new
 
 _TOKENS, _MASK, _POSITIONS = "input_ids", "attention_mask", "position_ids"
@@ -131,6 +132,7 @@ class DecoderSession:
             options.add_session_config_entry(_EXACT_QDQ[0], str(accuracy_level))
         elif target_of(metadata) == "portable":
             options.add_session_config_entry(*_EXACT_QDQ)
+        register_custom_ops(options)
         needed = "graphrot" in domains
         self.uses_library = needed and (library is True or (library is None and native.is_available()))
         if self.uses_library:

@@ -15,6 +15,7 @@ import onnx.defs
 
 from graphrot.errors import InputRefused
 from graphrot.model.extents import DEEPEST, check_extents
+from graphrot.ops.foreign import has_custom_ops
 
 OLDEST_OPSET = 7
 """ONNX Runtime runs no older models."""
@@ -255,13 +256,14 @@ class _Scope:
             before.update(node.output)
 
     def _check_operator(self, node: onnx.NodeProto, place: int) -> None:
-        if node.domain in KNOWN_DOMAINS or (node.domain, node.op_type) in self.functions:
+        if node.domain in KNOWN_DOMAINS or (node.domain, node.op_type) in self.functions or has_custom_ops():
             return
         raise InputRefused(
             f"The model uses an operator that nothing here defines: {node.domain}::{node.op_type}",
             where=f"{self.where}: {node_label(node, place)}",
             why="it needs the library of somebody else's operators, and the model carries no function for it",
-            do="export the model with standard operators",
+            do="give that library: --custom-ops FILE, or graphrot.custom_ops(FILE) in Python; or export the model with "
+            "standard operators",
         )
 
     def _circle(self, makers: dict[str, int]) -> list[int]:

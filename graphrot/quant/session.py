@@ -12,6 +12,7 @@ from onnx import helper
 
 from graphrot.errors import InputRefused
 from graphrot.graph import read_constant
+from graphrot.ops.foreign import register_custom_ops
 from graphrot.ops.hadamard import DOMAIN
 from graphrot.ops.library import is_available, register
 from graphrot.ops.runtime import runtime
@@ -122,6 +123,7 @@ def _create(proto: onnx.ModelProto, threads: int | None) -> onnxruntime.Inferenc
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    register_custom_ops(options)
     if any(entry.domain == DOMAIN for entry in proto.opset_import) and is_available():
         register(options)
     if threads is not None:
