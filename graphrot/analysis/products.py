@@ -17,7 +17,8 @@ def matmul(v: Visit) -> None:
        along N;
     2. the same with a weight picked at run time (experts), on either side;
     3. two run-time tensors: :func:`contract` if both carry channels along the summed axis, :func:`mix`
-       if only the second carries channels along its last axis;
+       if only the second carries channels along its last axis, or the first along its last axis but one (all of it
+       transposed);
     4. rows that are the same in every run, by a constant: channels begin.
     """
     a, b = v.labels(0), v.labels(1)
@@ -67,8 +68,7 @@ def fused_matmul(v: Visit) -> None:
     elif b is None or b.squared or b.rank < 2:
         v.opaque()
     else:
-        order = (*range(b.rank - 2), b.rank - 1, b.rank - 2)
-        _product(v, a, b.transpose(order) if transposed else b)
+        _product(v, a, _turned(b) if transposed else b)
 
 
 def gemm(v: Visit) -> None:
@@ -139,13 +139,24 @@ def _consume(v: Visit, labels: Labels, axis: int, consumer: Consumer) -> None:
 
 def _product(v: Visit, a: Labels, b: Labels) -> None:
     if _channels(v, a, a.rank - 1) and _channels(v, b, b.rank - 2):
-        contract(v, a, b.transpose([*range(b.rank - 2), b.rank - 1, b.rank - 2]))
+        contract(v, a, _turned(b))
         v.source("opaque")
     elif _channels(v, b, b.rank - 1) and not _channels(v, b, b.rank - 2):
         v.block(a, "it weighs rows of channels")
         v.set(mix(v, b, v.output_shape()))
+    elif _channels(v, a, a.rank - 2) and not _channels(v, a, a.rank - 1):
+        v.block(b, "it weighs rows of channels")
+        v.set(_turned(mix(v, _turned(a), _turned_shape(v.output_shape()))))
     else:
         v.opaque()
+
+
+def _turned(labels: Labels) -> Labels:
+    return labels.transpose((*range(labels.rank - 2), labels.rank - 1, labels.rank - 2))
+
+
+def _turned_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:-2], shape[-1], shape[-2])
 
 
 def _channels(v: Visit, labels: Labels, axis: int) -> bool:

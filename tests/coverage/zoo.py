@@ -89,6 +89,10 @@ def _spoken(m: Any, ids: torch.Tensor, mask: torch.Tensor, states: torch.Tensor)
     return m.proj_out(states.last_hidden_state)
 
 
+def _heard(m: Any, samples: torch.Tensor) -> torch.Tensor:
+    return m(samples).logits
+
+
 def _translated(m: Any, ids: torch.Tensor, mask: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return m(input_ids=ids, attention_mask=mask, decoder_input_ids=target, use_cache=False).logits
 
@@ -98,6 +102,7 @@ _ENCODER = (_encoded, lambda: (_ids(), _mask()), (_TEXT, _TEXT))
 _IMAGE = (_pixels, lambda: (_noise(BATCH, 3, 24, 24),), ({0: "batch"},))
 _MEL = (_speech, lambda: (_noise(BATCH, 12, 2 * ENCODED),), ({0: "batch"},))
 _CROSS = (_spoken, lambda: (_ids(), _mask(), _noise(BATCH, ENCODED, 60)), (_TEXT, _TEXT, {0: "batch"}))
+_SOUND = (_heard, lambda: (_noise(BATCH, 400),), ({0: "batch", 1: "samples"},))
 _PAIR = (_translated, lambda: (_ids(), _mask(), _ids(4)), (_TEXT, _TEXT, {0: "batch", 1: "target"}))
 
 _TOKENS = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -195,6 +200,56 @@ _CONFIGS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "dinov2": ((hf.Dinov2ForImageClassification, *_IMAGE), hf.Dinov2Config, {**_VISION, "mlp_ratio": 2}),
     "whisper_encoder": ((hf.WhisperForConditionalGeneration, *_MEL), hf.WhisperConfig, _WHISPER),
     "whisper_decoder": ((hf.WhisperForConditionalGeneration, *_CROSS), hf.WhisperConfig, _WHISPER),
+    "deepseek_v3": (
+        hf.DeepseekV3ForCausalLM,
+        hf.DeepseekV3Config,
+        {
+            **_ROPED, **_EXPERTS, "num_key_value_heads": 3, "kv_lora_rank": 16, "q_lora_rank": 24,
+            "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 20, "moe_intermediate_size": 80,
+            "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+        },
+    ),
+    "phimoe": (
+        hf.PhimoeForCausalLM,
+        hf.PhimoeConfig,
+        {**_ROPED, **_EXPERTS, "num_hidden_layers": 1, "num_local_experts": 4},
+    ),
+    "gpt_neox_japanese": (
+        hf.GPTNeoXJapaneseForCausalLM,
+        hf.GPTNeoXJapaneseConfig,
+        {**{k: v for k, v in _PLAIN.items() if k != "intermediate_size"}, "intermediate_multiple_size": 2},
+    ),
+    "deberta_v2": (
+        (hf.DebertaV2ForMaskedLM, *_ENCODER),
+        hf.DebertaV2Config,
+        {
+            **_PLAIN, "hidden_size": 60, "relative_attention": True, "pos_att_type": ["c2p", "p2c"],
+            "position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False,
+        },
+    ),
+    "mobilebert": (
+        (hf.MobileBertForMaskedLM, *_ENCODER),
+        hf.MobileBertConfig,
+        {
+            **_PLAIN, "hidden_size": 60, "num_attention_heads": 4, "embedding_size": 36, "intra_bottleneck_size": 40,
+            "num_feedforward_networks": 2,
+        },
+    ),
+    "convbert": (
+        (hf.ConvBertForMaskedLM, *_ENCODER),
+        hf.ConvBertConfig,
+        {**_PLAIN, "hidden_size": 60, "num_attention_heads": 6, "embedding_size": 36},
+    ),
+    "wav2vec2": (
+        (hf.Wav2Vec2ForCTC, *_SOUND),
+        hf.Wav2Vec2Config,
+        {
+            "vocab_size": VOCAB, "pad_token_id": 0, "hidden_size": 60, "num_hidden_layers": 2, "num_attention_heads": 5,
+            "intermediate_size": 96, "conv_dim": (32, 32), "conv_stride": (5, 2), "conv_kernel": (10, 3),
+            "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2,
+            "attn_implementation": "eager",
+        },
+    ),
     "t5": (
         (hf.T5ForConditionalGeneration, *_PAIR),
         hf.T5Config,
