@@ -347,16 +347,12 @@ class _Job:
 
         from graphrot.folded import materialize
         from graphrot.graph import WeightStore
-        from graphrot.ops.hadamard import OLDEST_OPSET
         from graphrot.passes import ROTATION_PASSES
-        from graphrot.passes.raise_opset import RaiseOpset
+        from graphrot.passes.raise_opset import needed_opset
 
         self.progress("rotating the weights", 0, 1)
         result = model.clone()
-        passes = [RaiseOpset(plan)] if self.recipe.quantizes else []
-        if not passes and any(rotation.placement == "online" for rotation in plan.rotations):
-            passes = [RaiseOpset(plan, OLDEST_OPSET)]
-        for step in [*passes, *(kind(plan) for kind in ROTATION_PASSES)]:
+        for step in [*needed_opset(plan, quantizes=self.recipe.quantizes), *(kind(plan) for kind in ROTATION_PASSES)]:
             step(result)
         RemoveUnusedNodesPass()(result)
         result.graph.sort()

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from graphrot.errors import InputRefused
 from graphrot.folded import used_names
 from graphrot.graph import unique_name
+from graphrot.ops.hadamard import OLDEST_OPSET
 from graphrot.passes.base import GraphPass
 from graphrot.plan.types import RotationPlan
 
@@ -68,6 +69,15 @@ class RaiseOpset(GraphPass):
     def apply(self, model: ir.Model, done: set[str]) -> None:
         self.report.changed += raise_opset(model, self._opset)
         done.add("opset")
+
+
+def needed_opset(plan: RotationPlan, *, quantizes: bool) -> list[RaiseOpset]:
+    """What brings a model to the opset that the file will need: 21 where numbers are rounded, that of the
+    transform's function where one is put in, else its own."""
+    if quantizes:
+        return [RaiseOpset(plan)]
+    online = any(rotation.placement == "online" for rotation in plan.rotations)
+    return [RaiseOpset(plan, OLDEST_OPSET)] if online else []
 
 
 def raise_opset(model: ir.Model, opset: int = _NEWEST) -> list[str]:

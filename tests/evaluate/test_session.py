@@ -125,7 +125,7 @@ def test_half_precision_logits_come_as_float32(tmp_path: Path) -> None:
          "leaves its width open"),
         ("int64[b,s] input_ids, float[b,2,p] past_0_key", "float[b,s] logits, float[b,2,p] present_0_key",
          "not of rank 4"),
-        ("int64[b,s] input_ids, float[b,2,p,4] past_0_key", "float[b,s] logits", "nor a cache"),
+        ("int64[b,s] input_ids, float[b,2,p,4] past_0_key", "float[b,s] logits, float[b,2,p,4] presented", "nor a cache"),
         ("int64[b,s] input_ids", "float[b,s] one, float[b,s] two", "no output is called logits; there are one, two"),
         ("int64[b,s] attention_mask", "float[b,s] logits", "it has no input 'input_ids'"),
     ],
