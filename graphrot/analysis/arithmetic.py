@@ -131,7 +131,7 @@ def _multiply_constant(v: Visit, labels: Labels, position: int) -> None:
     if size is not None and numbers is not None:
         padded = (1,) * (labels.rank - len(size)) + size
         if not any(padded[d] > 1 and labels.varies(d) for d in range(labels.rank)):
-            v.key(labels, _indices(size, labels.shape), reason)
+            v.key(labels, _indices(size, labels.shape), reason, consumed=True)
             v.set(labels.renamed(v.salt, _indices(size, labels.shape)))
             return
     if v.node.op_type == "Mul" and v.readable(position):
@@ -157,7 +157,7 @@ def _multiply_rows(v: Visit, labels: Labels, position: int) -> bool:
     if padded[varying[-1]] != 1:
         return False
     indices = _indices(size, labels.shape)
-    v.key(labels, indices, "it multiplies groups of channels by different numbers")
+    v.key(labels, indices, "it multiplies groups of channels by different numbers", consumed=True)
     v.block(v.labels(position), "its elements multiply whole rows of channels")
     v.set(labels.renamed(v.salt, indices))
     return True

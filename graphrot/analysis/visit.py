@@ -29,7 +29,7 @@ class Key:
     sums: np.ndarray
     reason: str
     consumed: bool = False
-    """The key of a constant matmul: a gain may fold into its weight."""
+    """The key of a constant matmul, into whose weight a gain may fold, or of a product, which a gain may pass."""
 
 
 @dataclass(frozen=True, slots=True)

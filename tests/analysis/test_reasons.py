@@ -218,13 +218,29 @@ def test_a_norm_between_two_linears_and_a_transform_is_refused_with_its_change()
     assert refusal.op == "Sigmoid" and "LayerNorm" in refusal.reason and "RMSNorm" in refusal.change
 
 
-def test_a_site_is_refused_once() -> None:
-    """Channels on the second axis, where no transform can stand: the node that makes them says so, their reader
-    does not say it again."""
+def _turned(readers: int) -> Facts:
+    """An activation with its channels on the second axis, moved to the last one for each of its readers."""
     b = Builder()
     x = b.op("Gather", b.constant(b.rng.standard_normal((VOCAB, HIDDEN))), b.input("ids", ["batch", "tokens"], INT64))
     act = b.op("Sigmoid", b.op("Transpose", b.linear(x, HIDDEN, FFN), perm=[0, 2, 1]))
-    b.result(b.linear(b.op("Transpose", act, perm=[0, 2, 1]), FFN, VOCAB), "logits")
-    b.output("logits", ["batch", "tokens", VOCAB])
-    (refusal,) = [r for r in analyze(b.model()).refused if r.kind == "R4"]
+    for number in range(readers):
+        y = b.op("Transpose", act, perm=[0, 2, 1])
+        b.output(b.result(b.linear(y, FFN, VOCAB), f"logits{number}"), ["batch", "tokens", VOCAB])
+    model = b.model()
+    facts = analyze(model)
+    assert relative_error(model, facts, feeds_for(model)) <= 1e-12
+    return facts
+
+
+def test_a_site_is_refused_once() -> None:
+    """No transform can stand on the second axis: the node that makes the channels says so, their readers do not say
+    it again."""
+    (refusal,) = [r for r in _turned(2).refused if r.kind == "R4"]
     assert refusal.op == "Sigmoid" and "last axis" in refusal.reason and "last axis" in refusal.change
+
+
+def test_channels_that_come_to_the_last_axis_rotate_there() -> None:
+    facts = _turned(1)
+    assert not [r for r in facts.refused if r.kind == "R4"]
+    (r4,) = [s for s in facts.spaces if s.kind == "R4"]
+    assert [use.op for use in r4.online] == ["Transpose"]

@@ -209,6 +209,11 @@ _CONFIGS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
             "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
         },
     ),
+    "lfm2": (
+        hf.Lfm2ForCausalLM,
+        hf.Lfm2Config,
+        {**_ROPED, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    ),
     "phimoe": (
         hf.PhimoeForCausalLM,
         hf.PhimoeConfig,
