@@ -47,22 +47,7 @@ def transpose(v: Visit) -> None:
     if labels is None:
         v.opaque()
         return
-    turned = labels.transpose(v.integers("perm") or list(reversed(range(labels.rank))))
-    if _brings_forward(v, labels, turned):
-        v.opaque("it moves channels that no linear makes to the last axis, where they begin anew")
-        return
-    v.set(turned)
-
-
-def _brings_forward(v: Visit, before: Labels, after: Labels) -> bool:
-    """Channels that begin at an opaque node stand on the last axis from here on, and nowhere before: the place
-    for an online rotation."""
-    last = before.rank - 1
-    if before.rank < 2 or before.squared or before.varies(last) or not after.varies(last):
-        return False
-    value = v.value(0)
-    owners = v.graph.table.owners(before.channels)
-    return value is not None and v.graph.scope.single_use(value) and all(s.kind == "opaque" for s in owners)
+    v.set(labels.transpose(v.integers("perm") or list(reversed(range(labels.rank)))))
 
 
 def expand(v: Visit) -> None:

@@ -37,7 +37,6 @@ CHANGES: Mapping[str, str] = {
     "its index depends on data": _SIZES,
     "it picks channels at run time": "pick whole rows at run time, and channels by constants",
     "one of its parts is not read, so the size is not known": "take parts of the row by Slice, or give all parts names",
-    "it moves channels that no linear makes to the last axis, where they begin anew": "let a linear make the channels",
     "it joins tensors of different kinds": "join results of linears, lookups and caches with their like only",
     "it joins channels that do not come from one matmul": "let one linear make the whole row, or give each part a "
     "linear of its own to read it",

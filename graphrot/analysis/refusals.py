@@ -29,13 +29,13 @@ def find_refusals(
         One refusal per kind and node, in graph order.
     """
     search = _Search(provenance, partition, spaces)
-    found: list[Refusal] = [*spaces.refused]
+    found: list[Refusal] = []
     streams = [space for space in spaces.spaces if space.kind == "R1"]
     rotated = {use.node for space in streams for use in space.producers}
     for embedding in embeddings:
         if embedding.node not in rotated and (search.read(embedding) or not _leads_in(provenance, embedding, streams)):
             found.append(search.embedding(embedding))
-    found.extend(_within(space) for space in streams if space.optional)
+    found.extend(_within(space, search) for space in streams if space.optional)
     for node, record in provenance.all_records():
         for reason, change in record.refused:
             found += [_refusal(kind, _at(node, reason), change) for kind in _INSIDE]
@@ -46,6 +46,7 @@ def find_refusals(
             refusal = search.consumer(consumer)
             if refusal is not None:
                 found.append(refusal)
+    found += spaces.refused
     if "R1" not in {space.kind for space in spaces.spaces} and "R1" not in {r.kind for r in found}:
         found.extend(search.stream())
     unique = {(r.kind, r.node): r for r in reversed(found)}
@@ -61,19 +62,20 @@ def _leads_in(provenance: Provenance, embedding: EmbeddingRef, streams: Sequence
     return not entries.isdisjoint(behind)
 
 
-def _within(space: RotationSpace) -> Refusal:
-    """Why R1 is not merged where norms stand in the stream or behind its branches."""
+def _within(space: RotationSpace, search: _Search) -> Refusal:
+    """Why R1 is not merged where norms, or other nodes, stand in the stream or behind its branches."""
     count = len(space.online) + len(space.exits)
     place, op = (space.online[0].tensor, space.online[0].op) if space.online else (places(space)[0], space.exits[0].op)
     return Refusal(
         kind=space.kind,
         node=place,
         op=op,
-        reason="its gain stays between two parts of the stream, or a branch and the stream, so R1 cannot be merged",
+        reason=search.within(place, begins=bool(space.online)),
         change=f"--online-r1 puts {count} transform{'s' * (count > 1)} of size {space.dim} in, for every token",
     )
 
 
+_BETWEEN = "its gain stays between two parts of the stream, or a branch and the stream, so R1 cannot be merged"
 _STAYS = "its gain is not read by constant matmuls alone, so it cannot fold"
 _SHIFTS = "its shift is read by weights without a bias that are picked at run time, so its gain cannot fold"
 _JOINS = "what it makes is added to these channels, and no linear makes it"
@@ -118,6 +120,13 @@ class _Search:
         self._readers = readers_of(provenance)
         self._explained = np.zeros(partition.total, dtype=bool)
         self._explained[sorted(spaces.explained)] = True
+
+    def within(self, place: str, *, begins: bool) -> str:
+        """Why a transform would have to stand at the tensor ``place``, where a stream begins, or else ends."""
+        gain = next((s for s in self._gains.values() if s.value.name == place), None)
+        if gain is None:
+            return _JOINS if begins else _BETWEEN
+        return _SHIFTS if self._why_stays(gain) == _SHIFTS else _BETWEEN
 
     def covered(self, ids: np.ndarray) -> bool:
         return bool(self._covered[ids].all())
