@@ -49,6 +49,7 @@ CHANGES: Mapping[str, str] = {
     "its gain stays between two parts of the stream": "--online-r1 puts a transform behind every such norm, for every "
     "token",
     "it reads a part of the channels": _WHOLE,
+    "it reads these channels with their mean": "let it read what the LayerNorm makes, or use an RMS norm",
     "its gain is computed at run time": _STORED,
     "its shift is computed at run time": _STORED,
     "its gain is not read by constant matmuls alone, so it cannot fold": "put the norm in front of the branch, where "
@@ -85,7 +86,6 @@ CHANGES: Mapping[str, str] = {
     "each group, or none",
     "the cache holds these channels in parts, or not in every head, so it cannot be rotated as a whole": "let it hold "
     "whole heads, [batch, heads, length, width], all made alike",
-    "a LayerNorm reads these channels, and a fast transform does not keep their mean": "an RMSNorm in its place",
     # ends
     "its rows are not followed": "look token embeddings up with Gather from a constant [V, D] or [D, V] table",
     "it is the graph output": "take the output off, or put a linear in front of it",
