@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 _SIZES = "export the model so that it comes from constants and from the sizes of the inputs (Shape) alone"
 _STORED = "store it as an initializer"
+_MEAN = "let it read what the LayerNorm makes, or use an RMS norm"
 _WHOLE = "let it work on exactly the channels that rotate together: the whole row, or every head for itself"
 
 CHANGES: Mapping[str, str] = {
@@ -49,7 +50,10 @@ CHANGES: Mapping[str, str] = {
     "its gain stays between two parts of the stream": "--online-r1 puts a transform behind every such norm, for every "
     "token",
     "it reads a part of the channels": _WHOLE,
-    "it reads these channels with their mean": "let it read what the LayerNorm makes, or use an RMS norm",
+    "it reads these channels with their mean": _MEAN,
+    "it reads, or adds, one number for a whole row of these channels": _MEAN,
+    "its rows are not just these channels": _MEAN,
+    "it adds a shift that does not fold": _MEAN,
     "its gain is computed at run time": _STORED,
     "its shift is computed at run time": _STORED,
     "its gain is not read by constant matmuls alone, so it cannot fold": "put the norm in front of the branch, where "

@@ -240,11 +240,6 @@ _CONFIGS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
             "num_feedforward_networks": 2,
         },
     ),
-    "convbert": (
-        (hf.ConvBertForMaskedLM, *_ENCODER),
-        hf.ConvBertConfig,
-        {**_PLAIN, "hidden_size": 60, "num_attention_heads": 6, "embedding_size": 36},
-    ),
     "wav2vec2": (
         (hf.Wav2Vec2ForCTC, *_SOUND),
         hf.Wav2Vec2Config,
