@@ -283,5 +283,5 @@ def _at(place: ir.Node | ir.Value | None, reason: str) -> _Culprit:
     return _Culprit(node_name(node), node.op_type, reason)
 
 
-def _refusal(kind: SpaceKind, culprit: _Culprit) -> Refusal:
-    return Refusal(kind, culprit.node, culprit.op, culprit.reason, change_of(culprit.reason))
+def _refusal(kind: SpaceKind, culprit: _Culprit, change: str = "") -> Refusal:
+    return Refusal(kind, culprit.node, culprit.op, culprit.reason, change or change_of(culprit.reason))
