@@ -51,6 +51,7 @@ CHANGES: Mapping[str, str] = {
     "token",
     "it reads a part of the channels": _WHOLE,
     "it reads these channels with their mean": _MEAN,
+    "it brings channels with their mean": _MEAN,
     "it reads, or adds, one number for a whole row of these channels": _MEAN,
     "its rows are not just these channels": _MEAN,
     "it adds a shift that does not fold": _MEAN,
@@ -74,6 +75,8 @@ CHANGES: Mapping[str, str] = {
     "own in front of the attention",
     "it applies rotary positions inside (do_rotary=1), where no transform can stand behind them": "take rotary "
     "positions out of the node: RotaryEmbedding in front of it and do_rotary=0",
+    "it keeps keys and values in an order of its own, which is not followed": "give the model as it was before its "
+    "attention was fused, or converted for a beam search",
     "its cache does not carry channels": "give the cache as an input [batch, heads, length, width] of the graph",
     "its cache does not fit its new keys and values": "declare the cache with the heads and the width of the new keys "
     "and values",
