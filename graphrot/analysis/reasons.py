@@ -54,6 +54,7 @@ CHANGES: Mapping[str, str] = {
     "it brings channels with their mean": _MEAN,
     "it reads, or adds, one number for a whole row of these channels": _MEAN,
     "its rows are not just these channels": _MEAN,
+    "its rows hold several groups of these channels": _MEAN,
     "it adds a shift that does not fold": _MEAN,
     "its gain is computed at run time": _STORED,
     "its shift is computed at run time": _STORED,
@@ -81,6 +82,14 @@ CHANGES: Mapping[str, str] = {
     "its cache does not fit its new keys and values": "declare the cache with the heads and the width of the new keys "
     "and values",
     "it shapes the attention weights": "compute masks and biases from channels that do not rotate",
+    # across heads
+    "its result is an output of the graph, which must stay": "take the output off",
+    "it reads the merged heads in another way than a linear over all of them": "let linears alone read them",
+    "it puts other channels beside those of the heads, and one linear reads them all": "give the others a linear of "
+    "their own",
+    "it sums the heads along another axis than the last": "merge the heads along the last axis, in front of the linear",
+    "it multiplies each head by a matrix of its own": "let one linear read all heads",
+    "its weight is picked at run time, and others may read what is picked": "let one matmul alone read what is picked",
     # joins
     "it joins copies of channels that do not match": "join the channels of equal places only",
     "its channels meet in more than one order": "let each channel of the one meet the same channel of the other "
