@@ -237,7 +237,8 @@ class Sizes:
         Some operators run only with one sequence at a time when there is a past, or one token at a time
         for several sequences; graphs that hold them are probed with the later pairs. The third pair is for
         graphs that run at batch 1 only, the fourth for those that take one token at a time, whatever the batch,
-        once there is a past; the last for those that read samples of sound, of which a window takes hundreds.
+        once there is a past; the last, where something else than tokens is read, for those that take samples of
+        sound, of which a window takes hundreds.
         """
         taken = self.static_sizes()
         free = [n for n in range(2, 64) if n not in taken]
@@ -248,8 +249,9 @@ class Sizes:
             (Run(1, sequence, past), Run(other_batch, 1, other_past)),
             (Run(1, sequence, past), Run(1, other_sequence, other_past)),
             (Run(batch, 1, past), Run(other_batch, other_sequence, 0)),
-            (Run(batch, _SAMPLES[0], past), Run(other_batch, _SAMPLES[1], other_past)),
         ]
+        if any(value.dtype in FLOATS and not self.is_cache(value) for value in self.inputs):
+            pairs.append((Run(batch, _SAMPLES[0], past), Run(other_batch, _SAMPLES[1], other_past)))
         fixed = self._fixed_sequence()
         if fixed is None:
             return pairs
