@@ -234,14 +234,16 @@ def _feed(value: ir.Value, window: np.ndarray, cache: CachePair | None) -> np.nd
         return np.ones(window.shape, dtype)
     if value.name == "position_ids":
         return np.arange(window.shape[1], dtype=dtype)[None]
+    if value.name == "token_type_ids":
+        return np.zeros(window.shape, dtype)
     shape = [] if value.shape is None else list(value.shape)
     if cache is not None:
         return np.zeros((*[2] * (len(shape) == 5), 1, cache.heads, 0, cache.width), dtype)
     if len(shape) != 4 or not isinstance(shape[1], int) or not isinstance(shape[3], int):
         raise InputRefused(
             "Calibration does not know what to feed to an input",
-            where=f"input {value.name!r}, shape {shape}",
-            why="it is neither tokens, mask, positions nor a cache [batch, heads, length, width]",
+            where=f"input {value.name!r}, shape [{', '.join(str(size) for size in shape)}]",
+            why="it is neither tokens, mask, positions, token types nor a cache [batch, heads, length, width]",
             do="use --solver clip",
         )
     return np.zeros((1, shape[1], 0, shape[3]), dtype)

@@ -7,8 +7,6 @@ arXiv:2401.15024). After this every orthogonal matrix may act on the channels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import onnx_ir as ir
 
@@ -28,7 +26,7 @@ from graphrot.graph import (
 from graphrot.passes.base import GraphPass, record_provenance
 from graphrot.passes.quantize_nodes import NodeWriter, remove_unused
 from graphrot.passes.rotate import edit_operands
-from graphrot.passes.split_gains import SCALED
+from graphrot.passes.split_gains import behind_gain
 from graphrot.plan.types import CentredLookup, CentredTensor, MeanFold
 
 _AXES_ARE_INPUTS = 18
@@ -76,21 +74,21 @@ class _Fold:
         edit_operands(self.model, self.fold.space, Center, self.fold.producers, values=values, names=self.names)
         for norm in self.fold.norms:
             self._norm(norm, node_of(values, norm.node))
-        values = value_map(self.model)  # a norm's output may be one of the tensors below
-        scaled: dict[str, str] = self.model.meta.get(SCALED, {})
         for tensor in self.fold.online:
-            self._centre(tensor, self._tensor(values, scaled.get(tensor.tensor, tensor.tensor)))
+            self._centre(tensor, self._tensor(tensor.tensor))
+        values = value_map(self.model)  # a norm's output may be the tensor below
         if self.fold.lookup is not None:
             self._look_up(self.fold.lookup, node_of(values, self.fold.lookup.tensor))
 
-    def _tensor(self, values: Mapping[str, ir.Value], name: str) -> ir.Value:
-        if name not in values:
+    def _tensor(self, name: str) -> ir.Value:
+        value = behind_gain(self.model, name)
+        if value is None:
             raise InputRefused(
                 "The plan names a tensor that this model does not have",
                 where=f"tensor {name!r}",
                 do="make the plan again from this model",
             )
-        return values[name]
+        return value
 
     # Norms
 

@@ -20,7 +20,7 @@ from graphrot.graph import RENAMED, add_initializer, node_of, unique_name, value
 from graphrot.ops.hadamard import ensure_function, hadamard_node
 from graphrot.passes.base import GraphPass, record_provenance
 from graphrot.passes.rotate import rotate_operands
-from graphrot.passes.split_gains import SCALED
+from graphrot.passes.split_gains import SCALED, behind_gain
 from graphrot.plan.types import Rotation
 from graphrot.rotation.orthogonal import random_signs
 
@@ -51,18 +51,13 @@ class InsertOnline(GraphPass):
             for end in rotation.space.exits:
                 transform.leave(values, end)
             for use in rotation.space.online:
-                transform.enter(self._entry(model, use), use)
+                transform.enter(_present(model, use.tensor), use)
             inserted = inserted or bool(rotation.space.exits or rotation.space.online)
             self.report.changed += places(rotation.space)
             self.report.changed += rotate_operands(model, rotation, values, names)
             done.add(rotation.space.id)
         if inserted:
             ensure_function(model)
-
-    def _entry(self, model: ir.Model, use: OnlineUse) -> ir.Value:
-        """Where a norm's gain was split off, channels begin behind it."""
-        scaled: dict[str, str] = model.meta.get(SCALED, {})
-        return value_map(model)[scaled.get(use.tensor, use.tensor)]
 
     def _check(self, values: Mapping[str, ir.Value], rotation: Rotation) -> None:
         places: list[OnlineUse | OnlineExit] = [*rotation.space.online, *rotation.space.exits]
@@ -82,6 +77,12 @@ class InsertOnline(GraphPass):
                     where=f"tensor {place.tensor!r}",
                     do="make the plan again from this model",
                 )
+
+
+def _present(model: ir.Model, tensor: str) -> ir.Value:
+    value = behind_gain(model, tensor)
+    assert value is not None, tensor
+    return value
 
 
 class _Transform:
@@ -109,7 +110,7 @@ class _Transform:
 
     def leave(self, values: Mapping[str, ir.Value], end: OnlineExit) -> None:
         """The readers that the exit names get the tensor in its own basis."""
-        value = values[end.tensor]
+        value = values[end.tensor] if end.node else _present(self._model, end.tensor)
         nodes = [self._hadamard(value, f"{value.name}__back", transpose=True)]
         if self._rotation.matrix.seed is not None:
             nodes.append(self._times_signs(nodes[-1].outputs[0], f"{value.name}__unsigned", end.width))
@@ -131,7 +132,11 @@ class _Transform:
         name = value.name
         assert name is not None
         result.name, value.name = name, unique_name(self._names, f"{name}__rotated")
-        self._model.meta.setdefault(RENAMED, {})[name] = value.name
+        scaled: dict[str, str] = self._model.meta.setdefault(SCALED, {})
+        if name in scaled.values():
+            scaled.update({norm: value.name for norm, product in scaled.items() if product == name})
+        else:
+            self._model.meta.setdefault(RENAMED, {})[name] = value.name
         outputs = self._model.graph.outputs
         for index, output in enumerate(outputs):
             if output is value:

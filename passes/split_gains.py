@@ -6,12 +6,21 @@ import onnx_ir as ir
 
 from graphrot.analysis.norms import NORM_OPS, gain_and_shift
 from graphrot.folded import used_names
-from graphrot.graph import RENAMED, node_of, unique_name, value_map
+from graphrot.graph import RENAMED, iter_values, node_of, unique_name, value_map
 from graphrot.passes.base import GraphPass, record_provenance
 from graphrot.passes.fold_gains import make_neutral
 
 SCALED = "graphrot.scaled"
 """``model.meta`` key: a norm's output -> the product (or sum) behind it that its readers read."""
+
+
+def behind_gain(model: ir.Model, tensor: str) -> ir.Value | None:
+    """The tensor of this name in the source, behind its gain where that was split off; None if there is none."""
+    scaled: dict[str, str] = model.meta.get(SCALED, {})
+    if tensor not in scaled:
+        return value_map(model).get(tensor)
+    # Not by value_map: a graph output's name went to the product, and stands there for the norm.
+    return next((value for value in iter_values(model) if value.name == scaled[tensor]), None)
 
 
 class SplitGains(GraphPass):

@@ -37,8 +37,11 @@ def online_use(provenance: Provenance, source: Source, groups: list[np.ndarray])
 def _tiles(provenance: Provenance, value: ir.Value, groups: list[np.ndarray]) -> OnlineUse | None:
     labels = provenance.graph.labels.get(value)
     size = groups[0].size
-    if labels is None or not value.name or labels.rank == 0 or labels.shape[-1] % size:
+    seen = provenance.graph.probe.seen(value)
+    if labels is None or not value.name or labels.rank == 0 or labels.shape[-1] % size or seen is None:
         return None
+    if seen.is_double:
+        return None  # transforms work in float32 at most: behind the Cast, if there is one
     rows = np.unique(labels.rows(labels.rank - 1).ids, axis=0).reshape(-1, size)
     expected = np.stack(groups)
     expected = expected[np.argsort(expected[:, 0])]

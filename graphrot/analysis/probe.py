@@ -38,6 +38,7 @@ class Seen:
     static: tuple[bool, ...]
     """Per axis: the same size in both runs."""
     is_float: bool
+    is_double: bool = False
 
 
 class Probe:
@@ -214,7 +215,7 @@ def _feed(value: ir.Value, shape: tuple[int, ...]) -> Any:
 def _compare(first: Any, second: Any) -> Seen:
     a, b = tuple(first.shape()), tuple(second.shape())
     static = tuple(x == y for x, y in zip(a, b, strict=True)) if len(a) == len(b) else (False,) * len(a)
-    return Seen(a, static, first.element_type() in _ELEMENTS)
+    return Seen(a, static, first.element_type() in _ELEMENTS, first.element_type() == int(ir.DataType.DOUBLE))
 
 
 def _count(tensor: Any) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 _SIZES = "export the model so that it comes from constants and from the sizes of the inputs (Shape) alone"
 _STORED = "store it as an initializer"
-_MEAN = "let it read what the LayerNorm makes, or use an RMS norm"
+_MEAN = "put the LayerNorms in front of the branches instead of on the stream, or RMS norms in their place"
 _WHOLE = "let it work on exactly the channels that rotate together: the whole row, or every head for itself"
 
 CHANGES: Mapping[str, str] = {

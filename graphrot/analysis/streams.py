@@ -83,11 +83,20 @@ def _families(provenance: Provenance) -> list[_Family]:
         for block in record.blocks:
             end = block.at if node is None else node
             for family in touched(block.ids):
-                if isinstance(end, ir.Value) or (end is not None and _keeps_a_gain(provenance, end)):
+                if end is not None and _may_end(provenance, end):
                     family.ends[end] = None
                 else:
                     family.held = True
     return list(families.values())
+
+
+def _may_end(provenance: Provenance, end: ir.Node | ir.Value) -> bool:
+    """A graph input, or an output or a node with a gain of its own in a type that transforms have."""
+    value = end if isinstance(end, ir.Value) else end.outputs[0]
+    seen = provenance.graph.probe.seen(value)
+    if seen is None or (seen.is_double and not value.is_graph_input()):
+        return False
+    return isinstance(end, ir.Value) or _keeps_a_gain(provenance, end)
 
 
 def _keeps_a_gain(provenance: Provenance, node: ir.Node) -> bool:

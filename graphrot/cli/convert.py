@@ -194,6 +194,8 @@ def summary(result: Converted, output: Path) -> list[str]:
             + ("" if control is None else f"; one inverse left out: {control:.1e}")
             + ")"
         )
+    else:
+        lines.append("unchecked  the certificate is off: compare the outputs with the source's")
     half = report.half
     if half is not None and not report.quantized:
         plain = "does not fit" if half.plain_relative is None else f"{half.plain_relative:.1e}"
@@ -204,10 +206,10 @@ def summary(result: Converted, output: Path) -> list[str]:
     sizes = report.sizes
     bits = f", {sizes.bits_per_weight:.2f} bits per weight" if report.quantized else ""
     lines.append(f"size       {size(sizes.source_bytes)} -> {size(sizes.model_bytes)}{bits}")
-    compared = [q for q in report.quantized if q.error_without_rotation is not None]
+    compared = [q for q in report.quantized if q.error_without_rotation not in (None, q.error)]
     if compared:
         better = sum(q.error < (q.error_without_rotation or 0.0) for q in compared)
-        lines.append(f"rounding   rotation made the error smaller in {better} of {len(compared)} tensors")
+        lines.append(f"rounding   rotation made the error smaller in {better} of {len(compared)} rotated tensors")
     lines += [f"note       {note}" for note in result.notes]
     steps = ", ".join(f"{step} {seconds:.1f}" for step, seconds in report.seconds.items() if seconds >= 0.05)
     lines.append(f"time       {sum(report.seconds.values()):.1f} s ({steps})")

@@ -33,8 +33,8 @@ from graphrot.ops import library as native
 from graphrot.ops.foreign import register_custom_ops
 from graphrot.ops.runtime import runtime, too_new
 
-_TOKENS, _MASK, _POSITIONS = "input_ids", "attention_mask", "position_ids"
-_TOLD_APART = frozenset({_TOKENS, _MASK, _POSITIONS})
+_TOKENS, _MASK, _POSITIONS, _TYPES = "input_ids", "attention_mask", "position_ids", "token_type_ids"
+_TOLD_APART = frozenset({_TOKENS, _MASK, _POSITIONS, _TYPES})
 _DTYPES: dict[str, Any] = {
     "tensor(double)": np.float64,
     "tensor(float)": np.float32,
@@ -238,6 +238,7 @@ class DecoderSession:
         batch, count = tokens.shape
         positions = np.broadcast_to(np.arange(past, past + count), (batch, count))
         plain = {_TOKENS: tokens, _MASK: np.ones((batch, past + count)), _POSITIONS: positions}
+        plain[_TYPES] = np.zeros((batch, count))  # all of one text
         return {
             name: _value(np.ascontiguousarray(array, dtype=_DTYPES[self._inputs[name].type]))
             for name, array in plain.items()
@@ -260,13 +261,13 @@ class DecoderSession:
     def _pair_caches(self, outputs: set[str], sizes: dict[str, int]) -> tuple[_CacheInput, ...]:
         caches: list[_CacheInput] = []
         for name, value in self._inputs.items():
-            if name in (_TOKENS, _MASK, _POSITIONS):
+            if name in _TOLD_APART:
                 if value.type not in _DTYPES:
                     raise self._not_a_decoder(f"input {name!r} is {value.type}")
                 continue
             present = name.replace("past_key_values", "present").replace("past", "present")
             if present == name or present not in outputs:
-                raise self._not_a_decoder(f"input {name!r} is neither of {_TOKENS}, {_MASK}, {_POSITIONS} nor a cache")
+                raise self._not_a_decoder(f"input {name!r} is neither of {', '.join(sorted(_TOLD_APART))} nor a cache")
             both = value.shape[:-4] == [2]
             if value.type not in _DTYPES or len(value.shape) != 4 + both:
                 raise self._not_a_decoder(f"cache input {name!r} is {value.type} {value.shape}, not of rank 4")
@@ -311,7 +312,8 @@ class DecoderSession:
             "The model's inputs and outputs are not those of a decoder",
             where=str(self.path),
             why=why,
-            do="give a decoder with input_ids in, logits out and, if it has caches, past_key_values.N.key/value",
+            do="give a decoder with input_ids in, logits out and, if it has caches, past_key_values.N.key/value; "
+            "convert --certificate off --solver clip takes other transformers",
         )
 
 

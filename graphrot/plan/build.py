@@ -62,11 +62,11 @@ def build_plan(facts: Facts, request: PlanRequest, *, source_hash: str) -> Rotat
         for space in facts.spaces:
             if space.kind not in request.kinds:
                 continue
-            if space.optional and not request.online_r1:
+            refusal = mean_refusal(space)
+            if space.optional and refusal is None and not request.online_r1:
                 continue
             if space.optional:
                 lifted.update((space.kind, place) for place in places(space))
-            refusal = mean_refusal(space)
             if refusal is not None:
                 means.append(refusal)
             else:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from graphrot.analysis.reasons import change_of
 from graphrot.analysis.types import OnlineUse, Refusal, RotationSpace, TiedHead, WeightUse, places
 from graphrot.plan.types import CentredLookup, CentredTensor, MeanFold, Rotation
 
@@ -33,8 +34,8 @@ def mean_refusal(space: RotationSpace) -> Refusal | None:
         kind=space.kind,
         node=node,
         op=op,
-        reason=f"{reason}, which a LayerNorm takes away: no fast transform keeps it for the one and not the other",
-        change="let it read what the LayerNorm makes, or use an RMS norm",
+        reason=f"{reason}, which the next LayerNorm takes away: no fast transform keeps it for one of them alone",
+        change=change_of(reason),
     )
 
 

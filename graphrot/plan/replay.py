@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from graphrot.analysis.types import Refusal
 from graphrot.errors import InputRefused, UsageError
 from graphrot.plan.types import RotationPlan
 from graphrot.recipe import Recipe, resolve_recipe
@@ -16,11 +17,11 @@ def follow(plan: RotationPlan, recipe: Recipe, overrides: Mapping[str, Any]) -> 
     Raises:
         UsageError: an option asks for other rotations than the plan has.
     """
-    fields = ("rotations", "only", "seed")
+    fields = ("rotations", "only", "seed", "online_r1")
     for name in fields:
         if name in overrides:
             raise UsageError(
-                f"--{name} and --plan contradict each other",
+                f"--{name.replace('_', '-')} and --plan contradict each other",
                 where="--plan",
                 why="a plan names its rotations one by one",
                 do="leave one of the two out",
@@ -59,13 +60,12 @@ def refuse_less(plan: RotationPlan, recipe: Recipe, *, allow_partial: bool) -> N
     Raises:
         InputRefused: nothing can be rotated, or a site of the asked kinds is refused.
     """
-    refused = "; ".join(f"{r.kind} at {r.node} ({r.op}): {r.reason}" for r in plan.refusals[:5])
-    if len(plan.refusals) > 5:
-        refused += f"; and {len(plan.refusals) - 5} more"
-    changes = dict.fromkeys(r.change for r in plan.refusals[:5] if r.change)
+    refused = _grouped(plan.refusals)
+    changes = dict.fromkeys(r.change for r in plan.refusals if r.change)
     why = "; ".join(f"what would change it: {change}" for change in changes) or None
     found = {rotation.space.kind for rotation in plan.rotations}
-    missing = [kind for kind in recipe.only or () if kind not in found]
+    named = {refusal.kind for refusal in plan.refusals}
+    missing = [kind for kind in recipe.only or () if kind not in found | named]
     if not plan.rotations:
         raise InputRefused(
             "Nothing in this model can be rotated",
@@ -80,3 +80,14 @@ def refuse_less(plan: RotationPlan, recipe: Recipe, *, allow_partial: bool) -> N
             why=why,
             do="--allow-partial goes on with the rest; --only names what to rotate",
         )
+
+
+def _grouped(refusals: Sequence[Refusal]) -> str:
+    """Refusals of one kind, operator and reason in one phrase, by the first node."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for refusal in refusals:
+        groups.setdefault((refusal.kind, refusal.op, refusal.reason), []).append(refusal.node)
+    return "; ".join(
+        f"{kind} at {nodes[0]} ({op}{f', and {len(nodes) - 1} more' if len(nodes) > 1 else ''}): {reason}"
+        for (kind, op, reason), nodes in groups.items()
+    )

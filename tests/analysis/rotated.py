@@ -222,7 +222,7 @@ class _Work:
         value.replace_all_uses_with(made, replace_graph_outputs=True)
         node.replace_input_with(0, value)
         if not value.is_graph_input():
-            value.name, made.name = f"{name}_before_{op}", name
+            value.name, made.name = f"{value.name}_before_{op}", value.name
         self._insert(value, node)
         self._values[name] = made
 

@@ -84,14 +84,17 @@ def _to_sum(norm: str) -> ir.Model:
     return b.model()
 
 
-def _between(norm: Callable[..., str]) -> ir.Model:
-    """Norms stand in the stream itself (the first encoders)."""
+def _between(norm: Callable[..., str], *, seen: bool = False) -> ir.Model:
+    """Norms stand in the stream itself (the first encoders); ``seen``: what they make comes out as well."""
     b = Builder()
     ids = b.input("ids", ["batch", "sequence"], 7)
     x = norm(b, b.op("Gather", b.constant(b.rng.standard_normal((VOCAB, HIDDEN))), ids))
-    for _ in range(2):
+    for layer in range(2):
         act = b.op("Sigmoid", b.linear(x, HIDDEN, FFN))
         x = norm(b, b.op("Add", x, b.linear(act, FFN, HIDDEN)))
+        if seen and layer == 0:
+            x = b.result(x, "middle")
+            b.output("middle", STATES)
     b.result(x, "states")
     b.output("states", STATES)
     return b.model()
@@ -176,6 +179,39 @@ def test_norms_in_the_stream_are_an_option(norm: Callable[..., str]) -> None:
     taken = _plan(facts, online_r1=True)
     assert len([r for r in taken.rotations if r.space.kind == "R1"]) == 2 and not taken.refusals
     assert _error_of_passes(model, taken) <= EXACT
+
+
+@pytest.mark.parametrize("norm", [rms_norm, rms_op])
+def test_norms_in_the_stream_may_come_out(norm: Callable[..., str]) -> None:
+    """One operator ends a stream, begins the next, and is an output."""
+    model = _between(norm, seen=True)
+    facts = analyze(model)
+    assert [len(s.exits) for s in facts.spaces if s.kind == "R1"] == [1, 2]
+    assert relative_error(model, facts, feeds_for(model)) <= EXACT
+    taken = _plan(facts, online_r1=True)
+    assert len([r for r in taken.rotations if r.space.kind == "R1"]) == 2
+    assert _error_of_passes(model, taken) <= EXACT
+
+
+def _double(b: Builder, x: str) -> str:
+    """The states come out in double, and go on in float."""
+    b.output(b.result(b.op("Cast", x, to=11), "extra"), STATES)
+    b.outputs[-1].type.tensor_type.elem_type = 11
+    return x
+
+
+def test_no_transform_stands_in_double() -> None:
+    """Behind a Cast of an input it may; a stream that comes out in double is refused by that output."""
+    b = Builder()
+    x = b.op("Cast", b.input("embeddings", STATES, 11), to=1)
+    b.result(b.linear(rms_norm(b, _blocks(b, x, rms_norm)), HIDDEN, VOCAB), "logits")
+    b.output("logits", ["batch", "sequence", VOCAB])
+    space = _r1(analyze(b.model()))
+    assert [use.op for use in space.online] == ["Cast"]
+    model, _ = decoder(residual=_double)
+    facts = analyze(model)
+    assert "R1" not in {s.kind for s in facts.spaces}
+    assert [r.reason for r in facts.refused if r.kind == "R1"] == ["it is the graph output 'extra'"]
 
 
 def test_simplified_norms_end_a_stream() -> None:

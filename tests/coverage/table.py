@@ -9,6 +9,7 @@ from pathlib import Path
 
 from graphrot.analysis.types import places
 from graphrot.plan.means import mean_refusal
+from graphrot.report.inspection import inspection
 from tests.coverage.measured import Measured, measured
 from tests.coverage.rows import ROWS, Row
 
@@ -50,19 +51,13 @@ def line(row: Row) -> str:
 def _cell(found: Measured, kind: str, row: Row) -> str:
     counts = [(place, found.sites()[kind + mark]) for place, mark in (("merged", ""), ("online", "~"))]
     parts = [f"{number} {place}" for place, number in counts if number]
-    refused = [refusal for refusal in found.facts.refused if refusal.kind == kind]
+    refused = [refusal for refusal in inspection(found.facts).refused if refusal.kind == kind]
     for refusal in refused[:1]:
         node = found.names.get(refusal.node, refusal.node)
         more = f" (and at {len(refused) - 1} more)" if len(refused) > 1 else ""
         parts.append(f"refused by {refusal.op} `{node}`: {refusal.reason}{more}")
     optional = [s for s in found.facts.spaces if s.kind == kind and s.optional]
     options = [len(places(s)) for s in optional if mean_refusal(s) is None]
-    hopeless = [refusal for s in optional if (refusal := mean_refusal(s)) is not None]
-    if hopeless:
-        node = found.names.get(hopeless[0].node, hopeless[0].node)
-        parts.append(
-            f"`--online-r1` does not help: {hopeless[0].op} `{node}` reads the mean that a LayerNorm takes away"
-        )
     if options:
         parts.append(f"{len(options)} online with `--online-r1` ({sum(options)} transforms)")
     return "; ".join(parts) or "none"
