@@ -166,7 +166,7 @@ class Provenance:
         scope, graph = self.scope, self.graph
         if is_shape_op(node) or (
             all(scope.trusted(o) and o not in scope.followed for o in node.outputs)
-            and all(i is None or i not in scope.followed for i in node.inputs)
+            and all(i is None or (i not in scope.followed and i not in graph.labels) for i in node.inputs)
         ):
             return []
         visit = Visit(graph, node, index)
