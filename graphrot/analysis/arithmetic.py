@@ -12,9 +12,11 @@ import onnx_ir as ir
 from graphrot.analysis.labels import Labels, coordinates, other_axes
 from graphrot.analysis.visit import Visit
 
+_FIXED = "it adds a constant that cannot be rewritten"
+
 
 def add(v: Visit) -> None:
-    """Add, Sub and Sum of two.
+    """Add, Sub, and Sum of two.
 
     1. plus a constant: the constant is a producer (bias); zeros change nothing (or the sign); one number for all
        channels passes if the matrix keeps the all-ones vector;
@@ -67,17 +69,50 @@ def _add_constant(v: Visit, labels: Labels, position: int) -> None:
     if numbers is not None and numbers.size <= 1 << 20 and not numbers.any():
         negated = position == 0 and v.node.op_type == "Sub"
         v.set(labels.renamed(v.salt) if negated else labels)
-        return
-    if numbers is not None and numbers.size == 1 and any(labels.varies(d) for d in range(labels.rank)):
-        v.mean(labels)
+    elif v.add_constant(labels, position):
         v.set(labels.renamed(v.salt))
+    else:
+        v.opaque(_FIXED)
+
+
+def add_many(v: Visit) -> None:
+    """Sum of any number of inputs, and Mean, which is a sum times a number: a chain of additions.
+
+    Tensors and constants in their full width; a constant that stands there twice has one place for two uses.
+    """
+    if len(v.node.inputs) == 2 and v.node.op_type == "Sum":
+        add(v)
         return
-    bias = v.bias(position, shape)
-    if bias is None:
-        v.opaque("it adds a constant that cannot be rewritten")
-        return
-    v.edge(labels, bias)
-    v.set(labels.renamed(v.salt))
+    shape, positions = v.output_shape(), range(len(v.node.inputs))
+    labelled = {k: x for k in positions if (x := v.labels(k)) is not None}
+    constants = [k for k in positions if k not in labelled]
+    first = next((x for x in labelled.values() if x.shape == shape), None)
+    fixed = all(v.constant(k) for k in constants) and len({v.value(k) for k in constants}) == len(constants)
+    cut = len(labelled) > 1 and all(_all_opaque(v, x) for x in labelled.values()) and _only_here(v)
+    if cut or first is None or not fixed or any(x.squared or _is_row_number(first, x.shape) for x in labelled.values()):
+        v.opaque()
+    else:
+        for labels in labelled.values():
+            if labels is not first:
+                v.edge(first, labels.broadcast(shape, v.salt))
+        if all(v.add_constant(first, k) for k in constants):
+            v.set(first.renamed(v.salt))
+        else:
+            v.opaque(_FIXED)
+
+
+def where(v: Visit) -> None:
+    """Rows of zeros in place of some rows, by a condition that is the same for all channels of a row."""
+    for position in (1, 2):
+        labels, zeros, size = v.labels(position), v.number(3 - position), v.shape(0)
+        if labels is None or labels.squared or labels.shape != v.output_shape() or size is None:
+            continue
+        if v.constant(3 - position) and zeros is not None and not zeros.any() and _one_each(labels, size):
+            indices = _indices(size, labels.shape)
+            v.key(labels, indices, "it sets groups of channels to zero by different conditions", consumed=True)
+            v.set(labels.renamed(v.salt, indices))
+            return
+    v.opaque()
 
 
 def _add_row_number(v: Visit, labels: Labels, other: Labels | None, position: int) -> bool:
@@ -85,14 +120,26 @@ def _add_row_number(v: Visit, labels: Labels, other: Labels | None, position: in
     shape, size = v.output_shape(), v.shape(position)
     if size is None or labels.shape != shape:
         return False
-    padded = (1,) * (len(shape) - len(size)) + size
-    if not any(padded[d] == 1 and labels.varies(d) for d in range(len(shape))):
+    if not _is_row_number(labels, size):
         return False
     v.key(labels, _indices(size, shape), "one number is added to whole rows")
     v.mean(labels)
     v.block(other, "its elements are added to whole rows of channels")
     v.set(labels.renamed(v.salt))
     return True
+
+
+def _is_row_number(labels: Labels, size: tuple[int, ...]) -> bool:
+    """A tensor of this size that is added meets different channels with one number."""
+    padded = (1,) * (labels.rank - len(size)) + size
+    return any(padded[d] == 1 and labels.varies(d) for d in range(labels.rank))
+
+
+def _one_each(labels: Labels, size: tuple[int, ...]) -> bool:
+    """A tensor of this size has one number for each row, the last axis with different channels."""
+    varying = [d for d in range(labels.rank) if labels.varies(d)]
+    padded = (1,) * (labels.rank - len(size)) + size
+    return bool(varying) and padded[varying[-1]] == 1
 
 
 def _indices(size: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
@@ -150,11 +197,7 @@ def _multiply_rows(v: Visit, labels: Labels, position: int) -> bool:
     with different channels; a product along heads only (RoPE's cosine) would pass too, but it hides the
     better place behind it."""
     size = v.shape(position)
-    varying = [d for d in range(labels.rank) if labels.varies(d)]
-    if size is None or not varying:
-        return False
-    padded = (1,) * (labels.rank - len(size)) + size
-    if padded[varying[-1]] != 1:
+    if size is None or not _one_each(labels, size):
         return False
     indices = _indices(size, labels.shape)
     v.key(labels, indices, "it multiplies groups of channels by different numbers", consumed=True)

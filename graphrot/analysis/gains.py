@@ -172,11 +172,21 @@ def _as_it_was(consumer: Consumer, behind: Labels) -> bool:
 
 
 def _takes_no_shift(consumer: Consumer) -> bool:
-    """Only a plain matmul by a matrix has a place for ``beta @ W``."""
+    """Only a plain matmul by a matrix has a place for ``beta @ W``, in its bias or in an Add behind it."""
+    return is_picked(consumer) or is_scaled(consumer)
+
+
+def is_picked(consumer: Consumer) -> bool:
+    """The weight is no matrix, but several of which one is picked at run time."""
     weight = consumer.node.inputs[consumer.operand]
     shape = None if weight is None else constant_shape(weight)
-    scales = [consumer.node.attributes[k].as_float() for k in ("alpha", "beta") if k in consumer.node.attributes]
-    return shape is None or len(shape) != 2 or any(s != 1.0 for s in scales)
+    return shape is None or len(shape) != 2
+
+
+def is_scaled(consumer: Consumer) -> bool:
+    """The product is multiplied by a number inside of the node."""
+    alpha = consumer.node.attributes.get("alpha")
+    return alpha is not None and alpha.as_float() != 1.0
 
 
 def _directly_behind(provenance: Provenance, gain: ir.Node, shift: ir.Node) -> bool:

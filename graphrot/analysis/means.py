@@ -30,8 +30,8 @@ _MOVES = frozenset(
     "Identity Dropout Cast CastLike Neg Reshape Flatten Squeeze Unsqueeze Transpose Expand Tile Split Slice Gather "
     "GatherND Concat".split()
 )
-_SUMS = frozenset({"Add", "Sub", "Sum"})
-_PRODUCTS = frozenset({"Mul", "Div"})
+_SUMS = frozenset({"Add", "Sub", "Sum", "Mean"})
+_PRODUCTS = frozenset({"Mul", "Div", "Where"})
 _REDUCTIONS = frozenset({"ReduceMean", "ReduceSum"})
 
 _RAW = "it reads these channels with their mean"
@@ -105,6 +105,10 @@ class Means:
         found = [(v, labels[v]) for v in dict.fromkeys(node.inputs) if v is not None and v in labels]
         read = {v: self._blocks(x.channels) for v, x in found if not x.squared}
         read = {value: blocks for value, blocks in read.items() if blocks}
+        if record.consumers and record.means:
+            number = MeanReader(node_name(node), node.op_type, _NUMBER)
+            for block in (b for ids in record.means for b in self._blocks(ids)):
+                self._readers.setdefault(block, number)
         if not read:
             return
         effect = self._effect(node, record)
@@ -141,15 +145,15 @@ class Means:
             return self._norm(node, record)
         if op in NORM_OPS or record.exits:
             return _SCALES if self._passes(node) else _READS
-        if record.means:
+        if record.means and not record.consumers:
             return self._mean(node)
         if not is_standard(node):
             return _READS
         if op in _MOVES or node in self._provenance.graph.folded:
             return _PASSES
         if op in _SUMS:
-            several = sum(v in self._provenance.graph.labels for v in node.inputs) > 1
-            return _PASSES if several or not record.edges else _ADDS
+            rotated = all(v in self._provenance.graph.labels for v in node.inputs)
+            return _PASSES if rotated or not record.edges else _ADDS
         if op in _PRODUCTS:
             return _READS if any(labels.squared for labels in record.labels.values()) else _PASSES
         if op in _REDUCTIONS:

@@ -85,14 +85,8 @@ def _add_shift(v: Visit, labels: Labels, position: int) -> None:
     channels that start there."""
     if v.node.op_type not in CENTRED_OPS or v.value(position) is None:
         return
-    numbers = v.number(position)
-    if numbers is not None and not numbers.any():
-        return
-    bias = v.bias(position, labels.shape)
-    if bias is None:
+    if not v.add_constant(labels, position):
         v.opaque("its shift is computed at run time")
-        return
-    v.edge(labels, bias)
 
 
 def gain_and_shift(node: ir.Node) -> tuple[int, int | None]:

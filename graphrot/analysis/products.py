@@ -84,12 +84,8 @@ def gemm(v: Visit) -> None:
     transposed = v.integer("transB", 0)
     _read(v, labels, 1, 1 if transposed else 0)
     made = v.source("weight", axes=[-1], operand=1, operand_axis=0 if transposed else 1)
-    if v.value(2) is not None:
-        bias = v.bias(2, made.shape)
-        if bias is None:
-            v.block(made, "its bias cannot be rewritten")
-        else:
-            v.edge(made, bias)
+    if v.value(2) is not None and not v.add_constant(made, 2):
+        v.block(made, "its bias cannot be rewritten")
 
 
 def conv(v: Visit) -> None:

@@ -40,7 +40,9 @@ STANDARD: Mapping[str, Handler] = {
     "Pad": movement.pad,
     "Add": arithmetic.add,
     "Sub": arithmetic.add,
-    "Sum": arithmetic.add,
+    "Sum": arithmetic.add_many,
+    "Mean": arithmetic.add_many,
+    "Where": arithmetic.where,
     "Mul": arithmetic.multiply,
     "Div": arithmetic.multiply,
     "Pow": arithmetic.power,
@@ -198,13 +200,26 @@ class Provenance:
         self.records[index] = visit.record
         return changed
 
+    def _begins(self, value: ir.Value) -> bool:
+        """An output of the graph that lies in front of a transform: a stream begins behind it, and is not read here.
+
+        Not where one stream ends in a norm operator and the next begins there: its gain moves out of it, and the
+        output's name with the gain.
+        """
+        node = value.producer()
+        between = node in self.graph.between and node.op_type in norms.NORM_OPS if node is not None else False
+        if value not in self.graph.open or between:
+            return False
+        owners = self.graph.table.owners(self.graph.labels[value].channels)
+        return all(s.value is value and s.kind in ("gain", "opaque", "input") for s in owners)
+
     def _outputs(self) -> None:
         """Graph outputs stay in their own basis, but for caches that come back as inputs."""
         self.ends = Record()
         self.caches = find_caches(self.graph, self.ends)
         for number, value in enumerate(self.scope.model.graph.outputs):
             labels = self.graph.labels.get(value)
-            if labels is None or value.name in {pair.present for pair in self.caches}:
+            if labels is None or value.name in {pair.present for pair in self.caches} or self._begins(value):
                 continue
             if value in self.graph.open and (node := value.producer()) is not None:
                 visit = Visit(self.graph, node, len(self.scope.nodes) + number)

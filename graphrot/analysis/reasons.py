@@ -24,6 +24,8 @@ CHANGES: Mapping[str, str] = {
     "it multiplies each channel by its own constant": "let constant matmuls alone read the product, so that the "
     "constants fold into their weights, or multiply the weights in front by them",
     "it multiplies groups of channels by different numbers": "use one factor for all channels that rotate together",
+    "it sets groups of channels to zero by different conditions": "use one condition for all channels that rotate "
+    "together",
     "its elements multiply whole rows of channels": "compute the factor from channels that do not rotate, behind a "
     "linear or a norm",
     "it sums squares over a part of the channels": _WHOLE,
@@ -62,6 +64,10 @@ CHANGES: Mapping[str, str] = {
     "linears alone read it, instead of on the residual stream",
     "its shift is read by weights without a bias that are picked at run time, so its gain cannot fold": "use a norm "
     "without a shift there, as RMSNorm is",
+    "its shift is read by a product with a factor of its own (alpha), so its gain cannot fold": "multiply the weight "
+    "by alpha, and leave alpha at 1",
+    "its shift is scaled or added to before linears read it, so its gain cannot fold": "let linears read the norm as "
+    "it is, or use a norm without a shift there, as RMSNorm is",
     # products
     "it multiplies a part of the channels by its weight": "let every linear read whole rows, or whole heads",
     "its weight comes out of": "store the weight itself as an initializer, computed before the export",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from graphrot.analysis.gains import readers_of
+from graphrot.analysis.gains import is_picked, is_scaled, readers_of
 from graphrot.analysis.labels import Source
 from graphrot.analysis.partition import Partition
 from graphrot.analysis.places import reached
@@ -16,6 +16,7 @@ from graphrot.analysis.provenance import Provenance
 from graphrot.analysis.reasons import change_of
 from graphrot.analysis.scope import node_name
 from graphrot.analysis.spaces import Spaces
+from graphrot.analysis.streams import is_stream
 from graphrot.analysis.types import EmbeddingRef, Refusal, RotationSpace, SpaceKind, places
 from graphrot.analysis.visit import Consumer
 
@@ -47,8 +48,7 @@ def find_refusals(
             if refusal is not None:
                 found.append(refusal)
     found += spaces.refused
-    if "R1" not in {space.kind for space in spaces.spaces} and "R1" not in {r.kind for r in found}:
-        found.extend(search.stream())
+    found.extend(search.streams(any_sum="R1" not in {*(s.kind for s in spaces.spaces), *(r.kind for r in found)}))
     unique = {(r.kind, r.node): r for r in reversed(found)}
     order = {node.outputs[0].name: index for index, node in enumerate(provenance.scope.nodes)}
     return tuple(sorted(unique.values(), key=lambda r: (order.get(r.node, len(order)), r.kind)))
@@ -78,6 +78,8 @@ def _within(space: RotationSpace, search: _Search) -> Refusal:
 _BETWEEN = "its gain stays between two parts of the stream, or a branch and the stream, so R1 cannot be merged"
 _STAYS = "its gain is not read by constant matmuls alone, so it cannot fold"
 _SHIFTS = "its shift is read by weights without a bias that are picked at run time, so its gain cannot fold"
+_SCALED = "its shift is read by a product with a factor of its own (alpha), so its gain cannot fold"
+_CHANGED = "its shift is scaled or added to before linears read it, so its gain cannot fold"
 _JOINS = "what it makes is added to these channels, and no linear makes it"
 
 
@@ -126,7 +128,8 @@ class _Search:
         gain = next((s for s in self._gains.values() if s.value.name == place), None)
         if gain is None:
             return _JOINS if begins else _BETWEEN
-        return _SHIFTS if self._why_stays(gain) == _SHIFTS else _BETWEEN
+        why = self._why_stays(gain)
+        return _BETWEEN if why == _STAYS else why
 
     def covered(self, ids: np.ndarray) -> bool:
         return bool(self._covered[ids].all())
@@ -169,30 +172,47 @@ class _Search:
             return None  # a window over activations, and no down projection
         return None if kind == "other" else _refusal(kind, self._culprit(ids, toward=consumer.node))
 
-    def stream(self) -> list[Refusal]:
-        """Where no lookup of table rows was found: the place where the residual stream begins.
+    def streams(self, *, any_sum: bool) -> list[Refusal]:
+        """Residual streams that no space covers and no other refusal explains, the most read one first.
 
-        The stream is the family that most linears read, among those in which results of several nodes are
-        added and that no attention mixes or contracts. A model without such a family has none to explain.
+        A stream is a family that linears read, directly or behind a gain that stays, in which results of several
+        nodes are added and that no attention mixes or contracts.
+
+        Args:
+            any_sum: where no stream begins at a linear or a table, take the most read sum of any other nodes.
         """
         coordinates, sources = self._partition.coordinate_of, self._provenance.graph.table.sources
-        barred = [*self._mixed]
-        readers: dict[int, set[ir.Node]] = {}
-        for _, record in self._provenance.all_records():
-            barred += [c.ids for c in record.contractions]
-            for consumer in record.consumers:
-                for root in np.unique(coordinates[consumer.labels.channels]).tolist():
-                    readers.setdefault(root, set()).add(consumer.node)
-        inside = {root for ids in barred for root in np.unique(coordinates[ids]).tolist()}
+        readers = self._stream_readers()
+        barred = [c.ids for _, record in self._provenance.all_records() for c in record.contractions]
+        inside = {root for ids in (*barred, *self._mixed) for root in np.unique(coordinates[ids]).tolist()}
         owners: dict[int, list[Source]] = {}
         for root, index in np.unique(np.stack([coordinates, self._partition.source_of], 1), axis=0).tolist():
             if root in readers and root not in inside and sources[index].kind != "bias":
                 owners.setdefault(root, []).append(sources[index])
-        added = [root for root, several in owners.items() if len(several) > 1]
-        if not added:
-            return []
-        first = owners[max(added, key=lambda root: len(readers[root]))][0]
-        return [_refusal("R1", self._culprit(first.ids))]
+        added = sorted(
+            (root for root, several in owners.items() if len(several) > 1), key=lambda root: -len(readers[root])
+        )
+        chosen = [root for root in added if is_stream(owners[root])] or added[:any_sum]
+        firsts = {owners[root][0].index: owners[root][0] for root in chosen}.values()
+        missing = (s for s in firsts if not self._covered[s.ids].any() and not self._explained[s.ids].all())
+        return [_refusal("R1", self._culprit(source.ids)) for source in missing]
+
+    def _stream_readers(self) -> dict[int, set[ir.Node]]:
+        """The linears that read each coordinate, directly or behind gains that stay."""
+        coordinates = self._partition.coordinate_of
+        readers: dict[int, set[ir.Node]] = {}
+        for _, record in self._provenance.all_records():
+            for consumer in record.consumers:
+                for root in np.unique(coordinates[consumer.labels.channels]).tolist():
+                    readers.setdefault(root, set()).add(consumer.node)
+        for node, block in reversed(self._blocks):
+            if node not in self._gains:
+                continue
+            behind = np.unique(coordinates[self._gains[node].ids]).tolist()
+            linears = set().union(*(readers.get(root, set()) for root in behind))
+            for root in np.unique(coordinates[block.ids]).tolist() if linears else []:
+                readers.setdefault(root, set()).update(linears)
+        return readers
 
     def _kind(self, ids: np.ndarray) -> SpaceKind:
         """What would have been looked for: by where the channels come from."""
@@ -249,8 +269,11 @@ class _Search:
     def _why_stays(self, gain: Source) -> str:
         """A gain that matmuls alone read stays for the sake of its shift."""
         own = self._readers.get(gain.index)
-        alone = own is not None and own.consumers and not own.barred and not own.partners
-        return _SHIFTS if alone else _STAYS
+        if own is None or not own.consumers or own.barred or own.partners:
+            return _STAYS
+        if any(is_picked(consumer) for consumer in own.consumers):
+            return _SHIFTS
+        return _SCALED if any(is_scaled(consumer) for consumer in own.consumers) else _CHANGED
 
     def _end(self, ids: np.ndarray) -> ir.Value | None:
         """The graph output that reads these channels."""

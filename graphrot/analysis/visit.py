@@ -283,6 +283,24 @@ class Visit:
         labels = fresh_labels(source)
         return labels.broadcast(target, self.salt) if np.broadcast_shapes(shape, target) == target else None
 
+    def add_constant(self, labels: Labels, position: int) -> bool:
+        """A constant is added to channels: zeros change nothing, one number for all of them passes if the matrix keeps
+        the all-ones vector, and any other constant is a producer (bias).
+
+        Returns:
+            False if it is a constant that cannot be rewritten.
+        """
+        numbers = self.number(position)
+        if numbers is not None and numbers.size <= 1 << 20 and not numbers.any():
+            return True
+        if numbers is not None and numbers.size == 1 and any(labels.varies(d) for d in range(labels.rank)):
+            self.mean(labels)
+            return True
+        bias = self.bias(position, labels.shape)
+        if bias is not None:
+            self.edge(labels, bias)
+        return bias is not None
+
     def key(self, labels: Labels, key: np.ndarray | int, reason: str, *, consumed: bool = False) -> None:
         """Channels stay together only if they appear in the same copies with the same keys."""
         self._events += 1

@@ -174,7 +174,7 @@ class _Work:
         for end, matrix in self._exits:
             self._leave(end, matrix)
         for name, matrix in self._online:
-            self._behind(name, "MatMul", matrix)
+            self._behind(name, "MatMul", matrix, ends=False)
 
     def _leave(self, end: OnlineExit, matrix: np.ndarray) -> None:
         """The inverse in front of a reader; for a norm, between it and its gain."""
@@ -214,14 +214,21 @@ class _Work:
         assert value is not None
         node.replace_input_with(position, self._constant(np.full(read_constant(value).shape, number)))
 
-    def _behind(self, name: str, op: str, operand: np.ndarray) -> None:
+    def _behind(self, name: str, op: str, operand: np.ndarray, *, ends: bool = True) -> None:
+        """A node behind a value, for all its readers; with ``ends``, also for the graph output that it is."""
         value = self._values[name]
         node = ir.node(op, [value, self._constant(operand)])
         made = node.outputs[0]
         made.type = value.type
-        value.replace_all_uses_with(made, replace_graph_outputs=True)
+        if ends:
+            value.replace_all_uses_with(made, replace_graph_outputs=True)
+        else:
+            for use in list(value.uses()):
+                use.node.replace_input_with(use.idx, made)
         node.replace_input_with(0, value)
-        if not value.is_graph_input():
+        if value.is_graph_output():
+            made.name = f"{value.name}_behind_{op}"
+        elif not value.is_graph_input():
             value.name, made.name = f"{value.name}_before_{op}", value.name
         self._insert(value, node)
         self._values[name] = made
