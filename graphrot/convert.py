@@ -203,6 +203,7 @@ class _Job:
     ) -> Converted:
         """The order of things."""
         from graphrot.analysis.analyze import analyze
+        from graphrot.emit.half_ends import restore_ends
         from graphrot.half import half_notes, half_types, narrow_model
         from graphrot.model.load import load_source, widened
         from graphrot.plan.replay import refuse_less, same_source
@@ -253,6 +254,8 @@ class _Job:
                 narrow_model(rotated, types, self.work.scratch / "narrowed", progress=self.progress)
                 if self.recipe.certificate is not None:
                     half = self._measure(source, rotated, types, texts)
+        else:
+            restore_ends(rotated, types.ends)
         if types.half is not None or (self.recipe.quantizes and self.recipe.certificate is not None):
             with self.step("check"):
                 self._try(rotated)

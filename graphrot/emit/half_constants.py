@@ -23,8 +23,9 @@ _SMALL = 4096
 class Constants:
     """Stored types of constants.
 
-    Three wishes come together at a constant: ``half`` from a node that runs in half, ``stored`` from one that
-    stands for half and runs in float32 (a cast follows, which runtimes fold), ``single`` from all others.
+    Wishes come together at a constant: ``half`` from a node that runs in half, ``stored`` from one that
+    stands for half and runs in float32 (a cast follows, which runtimes fold), ``single`` from all others. Scales of
+    packed matmuls never come through a cast: ``half scales`` and ``single scales``.
 
     Attributes:
         types: the type of each constant float, after :meth:`decide`.
@@ -70,18 +71,19 @@ class Constants:
     def _wish(self, node: ir.Node, index: int, value: ir.Value, in_half: bool) -> str:
         if stays_float32(node, index):
             return "single"
+        if node.op_type == "MatMulNBits" and index == 2:
+            return "half scales" if in_half else "single scales"
         if in_half:
             return "half"
         stands_for_half = node in self.states.in_half or _makes_output(node)
-        scale = node.op_type == "MatMulNBits" and index == 2  # through a cast, 8-bit weights come out wrong
-        return "stored" if stands_for_half and not scale and not _is_single(value) else "single"
+        return "stored" if stands_for_half and not _is_single(value) else "single"
 
     def _pass_on(self, node: ir.Node) -> None:
         """What a node that only moves or decodes constants is asked for, its operands are asked for."""
         wishes = set().union(*(self._wishes.get(output, set()) for output in node.outputs))
         moves = kind_of(node) == "move"
         decodes = is_standard(node) and node.op_type == "DequantizeLinear"
-        half = bool(wishes & {"half", "stored"}) if moves else decodes and "half" in wishes
+        half = bool(wishes & {"half", "half scales", "stored"}) if moves else decodes and "half" in wishes
         runs = half and has_kernel(node, self.states.half)
         for output in node.outputs:
             if output in self.states.floats:
@@ -94,10 +96,12 @@ class Constants:
 
     def _store_value(self, value: ir.Value) -> None:
         content = value.const_value
-        if content is None or not self._wishes.get(value, set()) & {"half", "stored"}:
+        wishes = self._wishes.get(value, set())
+        wanted = {"half scales"} if "single scales" in wishes else {"half", "half scales", "stored"}
+        if content is None or not wishes & wanted:
             self.types[value] = _FLOAT
             return
-        if "single" in self._wishes[value] and content.size <= _SMALL:
+        if "single scales" in wishes or ("single" in wishes and content.size <= _SMALL):
             self._kept[value] = content
         value.const_value = self._narrowed(content, value.name or "", self.states.half)
         self.types[value] = self.states.half

@@ -53,6 +53,11 @@ BFLOAT16_CPU = frozenset(
 )
 """Operators with a bfloat16 kernel in ONNX Runtime on the CPU, 1.20 and 1.32."""
 
+_FLOAT16_KERNELS = frozenset(
+    "GroupQueryAttention HadamardTransform LayerNormalization MatMulNBits RMSNormalization RotaryEmbedding "
+    "SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
+)
+
 
 def kind_of(node: ir.Node) -> Kind:
     """The kind of a node without subgraphs."""
@@ -84,3 +89,27 @@ def has_kernel(node: ir.Node, half: ir.DataType) -> bool:
     ONNX Runtime puts casts around float16 operators without a kernel; for bfloat16 it does not.
     """
     return half == ir.DataType.FLOAT16 or node.op_type in BFLOAT16_CPU
+
+
+def needs_constant_scales(node: ir.Node) -> bool:
+    """Whether a packed matmul returns wrong numbers where its scales are not a constant.
+
+    ONNX Runtime 1.32, MatMulNBits with ``accuracy_level`` 4, of 4 and 8 bits: weights are packed when they are
+    loaded, without scales that a node makes, and multiplied as if those were in. Level 0 is right.
+    """
+    level = node.attributes.get("accuracy_level")
+    return node.op_type == "MatMulNBits" and level is not None and level.as_int() == 4
+
+
+def runs_alone(node: ir.Node) -> bool:
+    """Whether ONNX Runtime would put casts around a float16 node that has a kernel, to run it in float32.
+
+    It does so on the CPU where what makes its input and what reads its output has none: then the scales of a
+    MatMulNBits get a cast, too, which is not folded below the highest optimization level, nor where they are
+    shared. Only the input counts here, and what is moved on the way to it does not.
+    """
+    data = node.inputs[0]
+    maker = data.producer() if data is not None else None
+    while maker is not None and kind_of(maker) == "move" and maker.inputs[0] is not None:
+        maker = maker.inputs[0].producer()
+    return maker is not None and maker.op_type not in _FLOAT16_KERNELS

@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from graphrot.emit.half_rules import LOOKUPS, kind_of, reads_any_type
+from graphrot.emit.half_rules import LOOKUPS, kind_of, needs_constant_scales, reads_any_type, runs_alone
 from graphrot.graph import is_constant, read_constant
 from graphrot.model.floats import float_values, is_standard, takes_half
 
@@ -172,9 +172,14 @@ class _Step:
         return first.is_graph_output() and not first.uses() and kept
 
     def _fits(self, *, every: bool) -> bool:
-        """Whether half holds the node's constants: all of them, or the scales of packed weights."""
+        """Whether half holds the node's constants: all of them, or the scales of packed weights.
+
+        Those of a packed matmul that would run in float32 anyway stay in float32.
+        """
         if every:
             return not any(_beyond(value, self.states.half) for value in self.fixed)
+        if self.states.half == ir.DataType.FLOAT16 and needs_constant_scales(self.node) and runs_alone(self.node):
+            return False
         scales = self.node.inputs[2:3] if self.node.op_type == "MatMulNBits" else []
         return not any(value in self.fixed and _too_small(value, self.states.half) for value in scales)
 

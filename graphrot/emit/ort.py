@@ -13,8 +13,8 @@ copy (5 MiB of 119 for SmolLM2-135M). With 8 bits the repeated scales are stored
 model is narrowed to float16 afterwards, sums without their scale would overflow: the ones become a power
 of two that no scale but extreme ones is below, and the Mul does the rest.
 
-Scales are always initializers: when they come from an Expand that was not folded, MatMulNBits of 8 bits
-returns wrong numbers (ONNX Runtime 1.32; 4 bits are right).
+Scales are always initializers: when they come from an Expand that was not folded, MatMulNBits of level 4
+returns wrong numbers (ONNX Runtime 1.32; level 0 is right). Narrowing keeps to that, too.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from graphrot.emit.half_rules import needs_constant_scales, runs_alone
 from graphrot.emit.nbits import BlockLayout, block_layout, column_codes, pack_blocks, pack_zeros
 from graphrot.emit.norms import fuse_residual_norms
 from graphrot.emit.report import EmitReport, bits_per_weight, entries
@@ -35,11 +36,6 @@ from graphrot.passes.records import QuantizedActivation, QuantizedLinear, Quanti
 from graphrot.passes.share_shapes import share_shapes
 
 DOMAIN = "com.microsoft"
-
-_FLOAT16_KERNELS = frozenset(
-    "GroupQueryAttention HadamardTransform LayerNormalization MatMulNBits RMSNormalization RotaryEmbedding "
-    "SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
-)
 
 _BLOCK_NOTE = (
     "8-bit activations are rounded inside MatMulNBits, per token and block of at most 256 channels: finer than "
@@ -85,6 +81,7 @@ def emit_ort(
     left = [record for record in activations if values[record.output].uses()]
     drop_unused_initializers(model)
     _drop_inferred_types(model)
+    single = {v for x in lowered if needs_constant_scales(x.node) and runs_alone(x.node) for v in x.parts}
     if lowered:
         model.opset_imports.setdefault(DOMAIN, 1)
     return EmitReport(
@@ -92,7 +89,7 @@ def emit_ort(
         notes=_notes(lowered, left),
         quantized=entries(linears, tables),
         linear_bits_per_weight=bits_per_weight(
-            ((x.linear, x.parts) for x in lowered if not x.linear.is_head), float16=float16
+            ((x.linear, x.parts) for x in lowered if not x.linear.is_head), float16=float16, single=single
         ),
     )
 
@@ -103,6 +100,7 @@ class _Lowered:
 
     linear: QuantizedLinear
     parts: tuple[ir.Value, ...]
+    node: ir.Node
     level: int
     rounding: QuantizedActivation | None
 
@@ -128,7 +126,7 @@ def _lower(
         zeros = _row_zeros(writer, table, parts)
         ids = values[table.ids]
         values[table.node] = look_up_blocks(writer, lookup, ids, table, parts[0], parts[1], zeros, layout)
-    scales, channel_scales = _scales(writer, linear, parts[1], layout, float16, alone=_runs_alone(data))
+    scales, channel_scales = _scales(writer, linear, parts[1], layout, float16)
     operands = [values[rounding.input] if rounding is not None and inside else data, parts[0], scales, *parts[2:]]
     attributes = {
         "K": linear.in_features,
@@ -138,11 +136,13 @@ def _lower(
         "accuracy_level": level,
     }
     product = writer.op(node, "MatMulNBits", operands, f"{linear.node}.nbits", attributes, domain=DOMAIN)
+    packed = product.producer()
+    assert packed is not None
     if channel_scales is not None:
         product = writer.op(node, "Mul", [product, channel_scales], f"{linear.node}.scaled")
     writer.take_over(node.outputs[0], product)
     values[linear.node] = product
-    return _Lowered(linear, (*parts, scales), level, rounding)
+    return _Lowered(linear, (*parts, scales), packed, level, rounding)
 
 
 def _store(writer: NodeWriter, linear: QuantizedLinear, layout: BlockLayout) -> tuple[ir.Value, ...]:
@@ -181,13 +181,9 @@ def _row_zeros(writer: NodeWriter, table: QuantizedTable, parts: tuple[ir.Value,
 
 
 def _scales(
-    writer: NodeWriter, linear: QuantizedLinear, stored: ir.Value, layout: BlockLayout, float16: bool, *, alone: bool
+    writer: NodeWriter, linear: QuantizedLinear, stored: ir.Value, layout: BlockLayout, float16: bool
 ) -> tuple[ir.Value, ir.Value | None]:
-    """What MatMulNBits takes for scales, ``[N, blocks]``, and what must be multiplied afterwards, ``[N]``.
-
-    ONNX Runtime runs a float16 node among float32 ones (``alone``) in float32, by casts around it; if its scales are
-    shared with other nodes it returns wrong numbers then (1.32). Such a node gets scales of its own.
-    """
+    """What MatMulNBits takes for scales, ``[N, blocks]``, and what must be multiplied afterwards, ``[N]``."""
     if stored.shape is not None and len(stored.shape) == 2:
         return stored, None
     assert stored.dtype is not None and stored.const_value is not None
@@ -197,15 +193,7 @@ def _scales(
     numbers = stored.const_value.numpy()
     common = _common_scale(numbers)
     rest = writer.weight(numbers / common, stored.dtype, f"{linear.tensor}.channel_scales")
-    if alone:
-        return writer.weight(np.full(shape, common, dtype), stored.dtype, f"{linear.tensor}.common_scales"), rest
     return writer.constant(np.full(shape, common, dtype), "common_scales"), rest
-
-
-def _runs_alone(data: ir.Value) -> bool:
-    """Whether what makes a linear's input has no float16 kernel on the CPU."""
-    maker = data.producer()
-    return maker is None or maker.op_type not in _FLOAT16_KERNELS
 
 
 def _common_scale(scales: np.ndarray) -> np.float32:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -61,13 +61,17 @@ def entries(linears: Iterable[QuantizedLinear], tables: Sequence[QuantizedTable]
 
 
 def bits_per_weight(
-    stored: Iterable[tuple[QuantizedLinear, Sequence[ir.Value]]], *, float16: bool = False
+    stored: Iterable[tuple[QuantizedLinear, Sequence[ir.Value]]],
+    *,
+    float16: bool = False,
+    single: Container[ir.Value] = (),
 ) -> float | None:
     """Stored bits of the linears' initializers per weight.
 
     Args:
         stored: the linears that count, each with all its initializers; one that is shared counts once.
         float16: scales that are float32 now will be float16.
+        single: scales that stay float32 then.
     """
     weights = 0
     parts: dict[str, int] = {}
@@ -75,6 +79,6 @@ def bits_per_weight(
         weights += linear.in_features * linear.out_features
         for value in values:
             assert value.const_value is not None and value.name
-            halved = float16 and value.const_value.dtype == ir.DataType.FLOAT
+            halved = float16 and value.const_value.dtype == ir.DataType.FLOAT and value not in single
             parts[value.name] = value.const_value.nbytes // (2 if halved else 1)
     return 8 * sum(parts.values()) / weights if weights else None

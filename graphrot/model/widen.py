@@ -33,7 +33,8 @@ class FloatTypes:
     """The float types of a source, before it was widened.
 
     Args:
-        name: the type that most of its float weights have, by bytes; a half type where inputs or outputs are half.
+        name: the type that most of its float weights have, by bytes; where it has none, a half type that inputs or
+            outputs have.
         ends: graph inputs and outputs of a half type, by name.
         weight_bytes: bytes of all initializers; None: they were not changed.
     """
@@ -77,7 +78,7 @@ def float_types(model: ir.Model) -> FloatTypes | None:
     if not ends and not any(sizes[half] for half in HALVES) and not _names_half(model):
         return None
     most = max(sizes, key=lambda dtype: sizes[dtype])
-    if most == _FLOAT and ends:
+    if ends and not any(sizes.values()):
         most = next(iter(ends.values()))
     return FloatTypes(HALVES.get(most, "float32"), ends, total)
 
