@@ -48,7 +48,7 @@ def find_refusals(
             if refusal is not None:
                 found.append(refusal)
     found += spaces.refused
-    found.extend(search.streams(any_sum="R1" not in {*(s.kind for s in spaces.spaces), *(r.kind for r in found)}))
+    found.extend(search.streams(without="R1" not in {*(s.kind for s in spaces.spaces), *(r.kind for r in found)}))
     unique = {(r.kind, r.node): r for r in reversed(found)}
     order = {node.outputs[0].name: index for index, node in enumerate(provenance.scope.nodes)}
     return tuple(sorted(unique.values(), key=lambda r: (order.get(r.node, len(order)), r.kind)))
@@ -172,17 +172,18 @@ class _Search:
             return None  # a window over activations, and no down projection
         return None if kind == "other" else _refusal(kind, self._culprit(ids, toward=consumer.node))
 
-    def streams(self, *, any_sum: bool) -> list[Refusal]:
+    def streams(self, *, without: bool) -> list[Refusal]:
         """Residual streams that no space covers and no other refusal explains, the most read one first.
 
-        A stream is a family that linears read, directly or behind a gain that stays, in which results of several
-        nodes are added and that no attention mixes or contracts.
+        A stream is a family that linears read, in which results of several nodes are added and that no attention
+        mixes or contracts.
 
         Args:
-            any_sum: where no stream begins at a linear or a table, take the most read sum of any other nodes.
+            without: the graph has no R1 to tell of so far: also what linears read behind gains that stay is a stream,
+                and where none begins at a linear or a table, the most read sum of any other nodes.
         """
         coordinates, sources = self._partition.coordinate_of, self._provenance.graph.table.sources
-        readers = self._stream_readers()
+        readers = self._stream_readers(behind_gains=without)
         barred = [c.ids for _, record in self._provenance.all_records() for c in record.contractions]
         inside = {root for ids in (*barred, *self._mixed) for root in np.unique(coordinates[ids]).tolist()}
         owners: dict[int, list[Source]] = {}
@@ -192,20 +193,20 @@ class _Search:
         added = sorted(
             (root for root, several in owners.items() if len(several) > 1), key=lambda root: -len(readers[root])
         )
-        chosen = [root for root in added if is_stream(owners[root])] or added[:any_sum]
+        chosen = [root for root in added if is_stream(owners[root])] or added[:without]
         firsts = {owners[root][0].index: owners[root][0] for root in chosen}.values()
         missing = (s for s in firsts if not self._covered[s.ids].any() and not self._explained[s.ids].all())
         return [_refusal("R1", self._culprit(source.ids)) for source in missing]
 
-    def _stream_readers(self) -> dict[int, set[ir.Node]]:
-        """The linears that read each coordinate, directly or behind gains that stay."""
+    def _stream_readers(self, *, behind_gains: bool) -> dict[int, set[ir.Node]]:
+        """The linears that read each coordinate, directly or also behind gains that stay."""
         coordinates = self._partition.coordinate_of
         readers: dict[int, set[ir.Node]] = {}
         for _, record in self._provenance.all_records():
             for consumer in record.consumers:
                 for root in np.unique(coordinates[consumer.labels.channels]).tolist():
                     readers.setdefault(root, set()).add(consumer.node)
-        for node, block in reversed(self._blocks):
+        for node, block in reversed(self._blocks) if behind_gains else ():
             if node not in self._gains:
                 continue
             behind = np.unique(coordinates[self._gains[node].ids]).tolist()
