@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from graphrot.analysis.types import GainConsumer, GainFold, decode_runs
+from graphrot.analysis.types import GainConsumer, GainFold, WeightUse, decode_runs
 from graphrot.errors import InputRefused
 from graphrot.folded import Scale, Shift, edit_operand, exact_numbers, used_names
 from graphrot.graph import (
@@ -83,6 +83,7 @@ class FoldGains(GraphPass):
         use = consumer.use
         node = node_of(values, use.node)
         index = np.asarray(decode_runs(consumer.index), dtype=np.int64)
+        _check(node, use, index, gain.size)
         if shift is not None:
             weight = exact_numbers(_operand(node, use.input))
             if weight.ndim != 2:
@@ -97,6 +98,20 @@ class FoldGains(GraphPass):
         factors = gain[index] if gain.size > 1 else np.repeat(gain, index.size)
         edit_operand(model, node, use.input, Scale(use.axis, tuple(float(f) for f in factors)), names)
         record_provenance(node, "gain")
+
+
+def _check(node: ir.Node, use: WeightUse, index: np.ndarray, count: int) -> None:
+    """The plan may come from a file: its numbers must fit the gain and the operand."""
+    operand = _operand(node, use.input)
+    shape = read_constant(operand).shape if operand.const_value is None else operand.const_value.shape.numpy()
+    fits = 0 <= use.axis < len(shape) and index.size == shape[use.axis]
+    if not fits or (count > 1 and not 0 <= index.min() <= index.max() < count):
+        raise InputRefused(
+            "The plan does not fit this model",
+            where=f"input {use.input}, axis {use.axis} of the {node.op_type} that makes {use.node!r}",
+            why=f"a gain of {count} numbers is to go there",
+            do="make the plan again from this model",
+        )
 
 
 def _operand(node: ir.Node, index: int) -> ir.Value:

@@ -40,7 +40,7 @@ def _tiles(provenance: Provenance, value: ir.Value, groups: list[np.ndarray]) ->
     seen = provenance.graph.probe.seen(value)
     if labels is None or not value.name or labels.rank == 0 or labels.shape[-1] % size or seen is None:
         return None
-    if seen.is_double:
+    if seen.is_double and not provenance.scope.is_double:
         return None  # transforms work in float32 at most: behind the Cast, if there is one
     rows = np.unique(labels.rows(labels.rank - 1).ids, axis=0).reshape(-1, size)
     expected = np.stack(groups)

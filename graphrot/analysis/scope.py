@@ -67,6 +67,8 @@ class Scope:
         self.followed: set[ir.Value] = set()
         """Data-independent rows of a constant table (learned positions, for instance), products of such by a weight
         (relative positions, a learned query), and what moves, adds and multiplies them."""
+        self.is_double = any(_is_double_matrix(value) for value in model.graph.initializers.values())
+        """Weights are float64."""
         self._readable: dict[ir.Value, bool] = {}
         self._captured: dict[ir.Node, tuple[ir.Value, ...]] = {}
         self._classify()
@@ -151,6 +153,11 @@ class Scope:
 
     def single_use(self, value: ir.Value) -> bool:
         return len(self.uses(value)) == 1 and not value.is_graph_output()
+
+
+def _is_double_matrix(value: ir.Value) -> bool:
+    content = value.const_value
+    return content is not None and content.dtype == ir.DataType.DOUBLE and len(content.shape.numpy()) > 1
 
 
 def constant_shape(value: ir.Value) -> tuple[int, ...] | None:

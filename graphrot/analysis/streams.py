@@ -94,7 +94,9 @@ def _may_end(provenance: Provenance, end: ir.Node | ir.Value) -> bool:
     """A graph input, or an output or a node with a gain of its own in a type that transforms have."""
     value = end if isinstance(end, ir.Value) else end.outputs[0]
     seen = provenance.graph.probe.seen(value)
-    if seen is None or (seen.is_double and not value.is_graph_input()):
+    if seen is None:
+        return False
+    if seen.is_double and not provenance.scope.is_double and not value.is_graph_input():
         return False
     return isinstance(end, ir.Value) or _keeps_a_gain(provenance, end)
 

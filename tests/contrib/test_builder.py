@@ -49,7 +49,7 @@ def _relative(source: Path, ours: Path) -> float:
 @pytest.mark.parametrize(("name", "precision"), FORMS)
 def test_all_sites_are_rotated(name: str, precision: str) -> None:
     source = built(name, precision) / "model.onnx"
-    hidden, inner, layers, heads = SITES[name]
+    hidden, inner, layers, _ = SITES[name]
     found = graphrot.inspect(source)
     assert not found.refused
     assert Counter((site.kind, site.placement, site.dim) for site in found.sites) == {
@@ -57,7 +57,6 @@ def test_all_sites_are_rotated(name: str, precision: str) -> None:
         ("R2", "merged", 16): layers,
         ("R3", "online", 16): layers,
         ("R4", "online", inner): layers,
-        ("O", "online", heads * 16): layers,
     }
     result, ours = _rotated(name, precision)
     assert (result.certificate is None) == (precision == "fp32")

@@ -109,7 +109,7 @@ def test_an_if_on_sizes_is_no_switch() -> None:
         ]
     )
     found = graphrot.inspect(model)
-    assert {site.kind for site in found.sites} == {"R1", "R2", "R3", "R4", "O"}
+    assert {site.kind for site in found.sites} == {"R1", "R2", "R3", "R4"}
 
 
 @pytest.mark.parametrize("transposed", [False, True])
