@@ -93,19 +93,23 @@ class _Search:
         self._merged = self._follow()
 
     def run(self) -> HeadSpaces:
-        spaces: list[RotationSpace] = []
+        found: dict[ir.Value, list[WeightUse]] = {}
         refused: dict[str, Refusal] = {}
         seen: set[ir.Value] = set()
         for value in self._read_by_linears():
             if value in seen:
                 continue
             try:
-                uses = self._uses(value, seen)
+                uses, visited = self._uses(value)
             except _Refused as refusal:
                 refused.setdefault(refusal.refusal.node, refusal.refusal)
                 continue
+            seen |= visited
             if uses:
-                spaces.append(self._space(value, uses, len(spaces)))
+                for behind in visited & found.keys():
+                    del found[behind]  # its linears are among those of the tensor in front
+                found[value] = uses
+        spaces = [self._space(value, uses, number) for number, (value, uses) in enumerate(found.items())]
         return HeadSpaces(tuple(spaces), tuple(refused.values()))
 
     def _follow(self) -> set[ir.Value]:
@@ -160,8 +164,9 @@ class _Search:
             node = value.producer()
         return value
 
-    def _uses(self, start: ir.Value, seen: set[ir.Value]) -> list[WeightUse]:
-        """The operands that take up the inverse. Every reader of the tensor must be one, or hand whole rows on."""
+    def _uses(self, start: ir.Value) -> tuple[list[WeightUse], set[ir.Value]]:
+        """The operands that take up the inverse, and the tensors on the way to them. Every reader of the tensor must
+        be one, or hand whole rows on."""
         if start in self._beside:
             raise _Refused(self._beside[start], _BESIDE)
         width = self._labels[start].shape[-1]
@@ -184,8 +189,7 @@ class _Search:
                         visited.add(output)
                         stack.append(output)
         self._require_matrix(width, found)
-        seen |= visited
-        return found
+        return found, visited
 
     def _refuse_ends(self, value: ir.Value) -> None:
         producer = value.producer()
