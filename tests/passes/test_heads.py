@@ -365,3 +365,22 @@ def test_a_refused_place_stops_the_conversion() -> None:
     assert "O at" in str(caught.value) and "Concat" in str(caught.value)
     assert graphrot.convert(model, only="R1,O", allow_partial=True, **options).report.plan.refused[0].kind == "O"
     assert graphrot.convert(model, **options).report.plan.refused == []
+
+
+def test_one_transform_for_a_row_that_is_read_in_two_shapes() -> None:
+    """The first linear reads the row behind a Reshape, the second as it is: two transforms would not commute."""
+
+    def project(b: Builder, x: str) -> str:
+        row = _side_of(b, x)
+        flat = b.op("Gemm", b.op("Reshape", row, b.ints(-1, SIDE)), b.matrix(SIDE, HIDDEN))
+        plain = b.linear(row, SIDE, HIDDEN)
+        return b.op("Add", b.op("Reshape", flat, b.op("Shape", plain)), plain)
+
+    model = _attention(HEADS, WIDTH, project)
+    facts = analyze(model)
+    assert [(len(s.online), len(s.consumers)) for s in facts.spaces if s.kind == "O"] == [(1, 2)]
+    assert relative_error(model, facts, feeds_for(model)) <= 1e-12
+
+
+def _side_of(b: Builder, x: str) -> str:
+    return b.op("Reshape", b.op("Transpose", x, perm=[0, 2, 1, 3]), b.ints(0, 0, SIDE))
