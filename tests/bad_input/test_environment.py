@@ -31,8 +31,9 @@ def test_a_disk_without_room(size: int, split: Path, tmp_path: Path, tmp_path_fa
     arguments = ["convert", str(split), "-o", str(tmp_path / "out"), "--solver", "rtn", "--allow-partial"]
     code = _LIMITED.format(size=size)
     root = str(Path(__file__).resolve().parents[2])
+    # -B: Python would leave a module's bytecode cut short at the limit, and later processes would load it.
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, "-B", "-c", code, *arguments],
         capture_output=True,
         text=True,
         check=False,
