@@ -34,7 +34,8 @@ from graphrot.ops.foreign import register_custom_ops
 from graphrot.ops.runtime import runtime, too_new
 
 _TOKENS, _MASK, _POSITIONS, _TYPES = "input_ids", "attention_mask", "position_ids", "token_type_ids"
-_TOLD_APART = frozenset({_TOKENS, _MASK, _POSITIONS, _TYPES})
+_PLAIN = (_TOKENS, _MASK, _POSITIONS, _TYPES)
+_TOLD_APART = frozenset(_PLAIN)
 _DTYPES: dict[str, Any] = {
     "tensor(double)": np.float64,
     "tensor(float)": np.float32,
@@ -267,7 +268,7 @@ class DecoderSession:
                 continue
             present = name.replace("past_key_values", "present").replace("past", "present")
             if present == name or present not in outputs:
-                raise self._not_a_decoder(f"input {name!r} is neither of {', '.join(sorted(_TOLD_APART))} nor a cache")
+                raise self._not_a_decoder(f"input {name!r} is neither of {', '.join(_PLAIN)} nor a cache")
             both = value.shape[:-4] == [2]
             if value.type not in _DTYPES or len(value.shape) != 4 + both:
                 raise self._not_a_decoder(f"cache input {name!r} is {value.type} {value.shape}, not of rank 4")

@@ -120,7 +120,8 @@ def test_half_precision_logits_come_as_float32(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "outputs", "words"),
     [
-        ("float[b,s] x", "float[b,s] logits", "'x' is neither of input_ids, attention_mask, position_ids nor a cache"),
+        ("float[b,s] x", "float[b,s] logits",
+         "'x' is neither of input_ids, attention_mask, position_ids, token_type_ids nor a cache"),
         ("int64[b,s] input_ids, float[b,2,p,w] past_0_key", "float[b,s] logits, float[b,2,p,w] present_0_key",
          "leaves its width open"),
         ("int64[b,s] input_ids, float[b,2,p] past_0_key", "float[b,s] logits, float[b,2,p] present_0_key",
