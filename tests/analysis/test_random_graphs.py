@@ -22,6 +22,7 @@ from graphrot.folded import materialize
 from graphrot.model.onnxfile import open_onnx
 from graphrot.passes import ROTATION_PASSES
 from graphrot.plan.build import PlanRequest, build_plan
+from tests.analysis.noise import distance, disturbed
 from tests.analysis.random_graphs import RandomGraph, broken
 from tests.analysis.rotated import rotated, run
 
@@ -59,12 +60,12 @@ def _error(model: ir.Model, facts: Facts, feeds: dict[str, np.ndarray], *, must_
             expected = run(plain, typed)
         except Exception:  # onnxruntime raises types of its own
             continue
-        error = _distance(expected, run(rotated(model, facts, double=double).model, typed))
+        error = distance(expected, run(rotated(model, facts, double=double).model, typed))
         passed = _by_passes(plain, facts, double)
         if passed is not None:
-            error = max(error, _distance(expected, run(passed, typed)))
+            error = max(error, distance(expected, run(passed, typed)))
         noise = 1e-13 if double else 1e-7
-        if error > tolerance and _distance(expected, run(_disturbed(plain, noise), typed)) > tolerance / 100:
+        if error > tolerance and distance(expected, run(disturbed(plain, noise), typed)) > tolerance / 100:
             return 0.0
         return error / tolerance
     assert not must_run
@@ -83,26 +84,6 @@ def _by_passes(plain: ir.Model, facts: Facts, double: bool) -> ir.Model | None:
     materialize(result, None)
     result.graph.sort()
     return to_double(result) if double else result
-
-
-def _distance(expected: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> float:
-    worst = 0.0
-    for name, goal in expected.items():
-        if goal.size and np.isfinite(goal).all():
-            worst = max(worst, float(np.abs(found[name] - goal).max() / max(1.0, np.abs(goal).max())))
-    return worst
-
-
-def _disturbed(model: ir.Model, amount: float) -> ir.Model:
-    """The model with every constant off by about its last digits."""
-    copy, rng = model.clone(), np.random.default_rng(0)
-    for value in copy.graph.initializers.values():
-        content = value.const_value
-        if content is not None and content.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
-            numbers = content.numpy()
-            noise = 1 + amount * rng.standard_normal(numbers.shape)
-            value.const_value = ir.tensor((numbers * noise).astype(numbers.dtype), name=value.name)
-    return copy
 
 
 @_SETTINGS

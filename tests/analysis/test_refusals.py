@@ -90,7 +90,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_node_in_the_way_is_named(case: str) -> None:
     options, kind, op = CASES[case]
-    model, _ = decoder(**options)  # type: ignore[arg-type]
+    model, _ = decoder(**options)
     facts = analyze(model)
     whole = Counter(s.kind for s in facts.spaces if s.kind != "R1" or s.placement == "merged")
     missing = Counter({"R1": 1, "R2": 1, "R3": 1, "R4": 1}) - whole

@@ -183,7 +183,7 @@ def test_norms_of_all_forms(norm: Callable[..., str], options: dict[str, bool]) 
     ],
 )  # fmt: skip
 def test_fused_operators(attention: str, rotary: str, layer: bool) -> None:
-    model = fused_decoder(attention, rotary=rotary, layer=layer)  # type: ignore[arg-type]
+    model = fused_decoder(attention, rotary=rotary, layer=layer)
     facts = analyze(model)
     assert sites(facts) == per_layer(1, 40, 16, 20, 4, "merged" if rotary == "none" else "online")
     assert facts.refused == ()
@@ -192,7 +192,7 @@ def test_fused_operators(attention: str, rotary: str, layer: bool) -> None:
 
 @pytest.mark.parametrize("attention", ["grouped", "packed"])
 def test_rotary_inside_attention_leaves_no_place_for_r3(attention: str) -> None:
-    model = fused_decoder(attention, rotary="inside")  # type: ignore[arg-type]
+    model = fused_decoder(attention, rotary="inside")
     facts = analyze(model)
     assert Counter(s.kind for s in facts.spaces) == {"R1": 1, "R2": 1, "R4": 1, "O": 1}
     (refusal,) = facts.refused

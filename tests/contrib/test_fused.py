@@ -84,7 +84,7 @@ def test_a_fused_matmul(transposed: int, alpha: float) -> None:
     same(model, feeds, unfuse_products, {"MatMul", *(["Transpose"] * transposed), *(["Mul"] * (alpha != 1))})
     last = model.graph.outputs[0].producer()
     assert last is not None and last.op_type == "MatMul"
-    assert read_constant(last.inputs[1]).shape == (HIDDEN, 7)  # type: ignore[arg-type]
+    assert read_constant(last.inputs[1]).shape == (HIDDEN, 7)
 
 
 def test_a_weight_that_others_read_is_not_scaled() -> None:

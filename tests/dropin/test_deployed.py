@@ -163,8 +163,8 @@ def test_it_replaces_the_file_under_a_script(source: Path, converted: Path, tmp_
 
 def _script(model: Path, result: Path) -> list[np.ndarray]:
     inputs = [result.with_name(f"step{step}.npz") for step in (0, 1)]
-    np.savez(inputs[0], **feeds(0))  # type: ignore[arg-type]
-    np.savez(inputs[1], **feeds(1, {f"present.0.{kind}": np.zeros(0) for kind in ("key", "value")}))  # type: ignore[arg-type]
+    np.savez(inputs[0], **feeds(0))
+    np.savez(inputs[1], **feeds(1, {f"present.0.{kind}": np.zeros(0) for kind in ("key", "value")}))
     command = [sys.executable, "-c", SCRIPT, str(model), str(result), *map(str, inputs)]
     subprocess.run(command, check=True, timeout=300)
     with np.load(result) as arrays:

@@ -78,7 +78,7 @@ def lower(example: Example, setting: Setting, target: Literal["portable", "ort"]
         "tables": [] if tables is None else tables.records,
         "activations": [] if rounding is None else rounding.records,
     }
-    report = emit_portable(model, **records) if target == "portable" else emit_ort(model, store=store, **records)  # type: ignore[arg-type]
+    report = emit_portable(model, **records) if target == "portable" else emit_ort(model, store=store, **records)
     return Lowered(model, report, tuple(linears))
 
 

@@ -33,7 +33,7 @@ EXACT = 1e-12
 
 
 def planned(model: ir.Model, **options: object) -> RotationPlan:
-    return build_plan(analyze(model), request(**options), source_hash="0")  # type: ignore[arg-type]
+    return build_plan(analyze(model), request(**options), source_hash="0")
 
 
 def r1(plan: RotationPlan) -> RotationSpace:
@@ -93,7 +93,7 @@ def test_a_norm_that_is_left_out_shows() -> None:
 
 @pytest.mark.parametrize("attention", ["standard", "multi"])
 def test_contributed_skip_norms(attention: str) -> None:
-    model = fused_decoder(attention, layer=True)  # type: ignore[arg-type]
+    model = fused_decoder(attention, layer=True)
     plan = planned(model)
     r1(plan)
     assert [norm.form for norm in plan.mean_folds[0].norms] == ["op", "skip", "skip"]

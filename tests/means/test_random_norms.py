@@ -11,6 +11,7 @@ import onnx_ir as ir
 from graphrot.analysis.analyze import analyze
 from graphrot.evaluate.double import exact_in_double, to_double
 from graphrot.plan.build import PlanRequest, build_plan
+from tests.analysis.noise import distance, disturbed
 from tests.analysis.rotated import run
 from tests.means.graphs import applied
 from tests.means.random_norms import RandomNorms
@@ -31,24 +32,9 @@ def _runs(model: ir.Model, feeds: dict[str, np.ndarray]) -> bool:
     return True
 
 
-def _distance(expected: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> float:
-    worst = 0.0
-    for name, goal in expected.items():
-        if goal.size and np.isfinite(goal).all():
-            worst = max(worst, float(np.abs(found[name] - goal).max() / max(1.0, np.abs(goal).max())))
-    return worst
-
-
 def _amplifies(model: ir.Model, feeds: dict[str, np.ndarray], amount: float) -> float:
     """How far the outputs move when every constant is off by about ``amount``, as a part."""
-    copy, rng = model.clone(), np.random.default_rng(0)
-    for value in copy.graph.initializers.values():
-        content = value.const_value
-        if content is not None and content.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
-            numbers = content.numpy()
-            moved = numbers * (1 + amount * rng.standard_normal(numbers.shape))
-            value.const_value = ir.tensor(moved.astype(numbers.dtype), name=value.name)
-    return _distance(run(model, feeds), run(copy, feeds))
+    return distance(run(model, feeds), run(disturbed(model, amount), feeds))
 
 
 def check(seed: int) -> int:
@@ -63,12 +49,12 @@ def check(seed: int) -> int:
     else:
         feeds = _typed(feeds, np.float32)
     matrices = ("random", "hadamard")[seed % 2]
-    request = PlanRequest(KINDS, matrices, embedding_bits=8 if seed % 3 else None)  # type: ignore[arg-type]
+    request = PlanRequest(KINDS, matrices, embedding_bits=8 if seed % 3 else None)
     plan = build_plan(analyze(model), request, source_hash="0")
     rotated = applied(model, plan)
     exact = exact_in_double(rotated)
     rotated = to_double(rotated) if double else rotated
-    error = _distance(run(model, feeds), run(rotated, feeds))
+    error = distance(run(model, feeds), run(rotated, feeds))
     tolerance, noise = (1e-9 if exact else 1e-6, 1e-13) if double else (1e-3, 1e-7)
     assert error <= tolerance or _amplifies(model, feeds, noise) > tolerance / 100, f"graph {seed}: {error}"
     return sum(len(fold.norms) for fold in plan.mean_folds)

@@ -305,7 +305,7 @@ def test_the_files_behind_a_model_are_never_replaced(tmp_path: Path) -> None:
 
 def test_bad_objects_are_refused(surgeon: gs.Graph) -> None:
     with pytest.raises(UsageError, match="a dict"):
-        graphrot.convert({"model": 1})  # type: ignore[arg-type]
+        graphrot.convert({"model": 1})
     with pytest.raises(InputRefused, match=r"onnx\.ModelProto"):
         graphrot.convert(onnx.ModelProto())
     cycle = gs.Graph(opset=21, ir_version=10)

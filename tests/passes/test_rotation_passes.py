@@ -42,7 +42,7 @@ def _plan(
     rotations: Literal["hadamard", "random", "block-hadamard"] = "hadamard",
     kinds: tuple[str, ...] = KINDS,
 ) -> RotationPlan:
-    request = PlanRequest(kinds=kinds, rotations=rotations, embedding_bits=bits, head_bits=None)  # type: ignore[arg-type]
+    request = PlanRequest(kinds=kinds, rotations=rotations, embedding_bits=bits, head_bits=None)
     return build_plan(facts, request, source_hash="0")
 
 
@@ -149,7 +149,7 @@ def test_a_tied_table_stays_one(name: str) -> None:
     rotated = _apply(model, plan)
     assert facts.tied is not None
     size = (facts.tied.embedding.rows, facts.tied.embedding.dim)
-    tables = [v for v in rotated.graph.initializers.values() if sorted(v.shape.numpy()) == sorted(size)]  # type: ignore[union-attr]
+    tables = [v for v in rotated.graph.initializers.values() if sorted(v.shape.numpy()) == sorted(size)]
     assert len(tables) == 1
 
 

@@ -79,7 +79,7 @@ def _run(model: ir.Model) -> np.ndarray:
 
 
 def _plan(model: ir.Model) -> RotationPlan:
-    return build_plan(analyze(model), PlanRequest(kinds=KINDS, rotations="random"), source_hash="0")  # type: ignore[arg-type]
+    return build_plan(analyze(model), PlanRequest(kinds=KINDS, rotations="random"), source_hash="0")
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -55,7 +55,7 @@ def _planned(build: Callable[[Builder], tuple[str, str]], rotations: str) -> tup
     b.result(b.op("MatMul", x, b.op("Transpose", table, perm=[1, 0])), "logits")
     b.output("logits", ["batch", "tokens", VOCAB])
     model = b.model()
-    request = PlanRequest(("R1", "R2", "R3", "R4"), rotations)  # type: ignore[arg-type]
+    request = PlanRequest(("R1", "R2", "R3", "R4"), rotations)
     return model, build_plan(analyze(model), request, source_hash="0")
 
 

@@ -122,7 +122,7 @@ def test_gemm_head(tmp_path: Path) -> None:
     step(model)
     assert step.heads[0].node == step.records[0].head == "logits.matmul"
     tokens = ids(example)
-    want = example.reference(tokens, table=tensor, head=tensor).reshape(-1, 50) + bias.const_value.numpy()  # type: ignore[union-attr]
+    want = example.reference(tokens, table=tensor, head=tensor).reshape(-1, 50) + bias.const_value.numpy()
     assert difference(run_ort(check(model), tokens), want) < 2e-6
 
 

@@ -121,7 +121,7 @@ def _linears(case: Case) -> list[Linear]:
 
 def _matrix(values: dict[str, ir.Value], name: str) -> np.ndarray:
     node = node_of(values, name)
-    weight = read_constant(node.inputs[1]).astype(np.float64)  # type: ignore[arg-type]
+    weight = read_constant(node.inputs[1]).astype(np.float64)
     return weight.T if "transB" in node.attributes and node.attributes["transB"].as_int() else weight
 
 

@@ -118,7 +118,7 @@ def test_choices_that_make_no_sense_are_refused() -> None:
     with pytest.raises(UsageError, match="blocks of 2"):
         choose_matrix(10, rotations="block-hadamard", seed=0)
     with pytest.raises(UsageError, match="Unknown kind of rotation 'fourier'"):
-        choose_matrix(12, rotations="fourier", seed=0)  # type: ignore[arg-type]
+        choose_matrix(12, rotations="fourier", seed=0)
     with pytest.raises(UsageError, match="at least one channel"):
         choose_matrix(0, rotations="hadamard", seed=0)
 
@@ -148,7 +148,7 @@ def test_a_rotation_acts_on_its_own_size_only() -> None:
 
 def file_reference(folder: Path, matrix: np.ndarray, **changes: object) -> MatrixRef:
     save_file({"R1": matrix}, folder / "rotations.safetensors")
-    return MatrixRef("file", len(matrix), file=str(folder / "rotations.safetensors"), key="R1", **changes)  # type: ignore[arg-type]
+    return MatrixRef("file", len(matrix), file=str(folder / "rotations.safetensors"), key="R1", **changes)
 
 
 def test_a_learned_matrix_becomes_the_nearest_orthogonal_one(tmp_path: Path) -> None:
