@@ -11,6 +11,11 @@
 #include <cpuid.h>
 #endif
 
+#if GRAPHROT_X86 && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace graphrot {
 namespace {
 
@@ -43,9 +48,21 @@ std::uint64_t enabled_state() {
 #endif
 }
 
+// The system hands the large tile registers to processes that ask, once, for all their threads.
+bool may_use_tiles() {
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;  // untried on other systems
+#endif
+}
+
 struct Machine {
   bool avx2 = false;
   bool avx512 = false;
+  bool vnni = false;
+  bool amx = false;
 };
 
 // What the processor has and the operating system keeps for every thread.
@@ -55,7 +72,8 @@ Machine machine() {
   constexpr std::uint32_t kFma = 1u << 12, kOsXsave = 1u << 27, kAvx = 1u << 28, kF16c = 1u << 29;
   constexpr std::uint32_t kNeeded = kFma | kOsXsave | kAvx | kF16c;
   if ((cpuid(1).ecx & kNeeded) != kNeeded) return found;
-  const std::uint32_t extended = cpuid(7).ebx;
+  const Registers features = cpuid(7);
+  const std::uint32_t extended = features.ebx;
   std::uint64_t state = enabled_state();
 #if defined(__APPLE__)
   // macOS keeps these registers from a thread's first use on, and shows them enabled only then.
@@ -67,12 +85,24 @@ Machine machine() {
   constexpr std::uint32_t kF = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31;
   constexpr std::uint32_t kAvx512 = kF | kDq | kBw | kVl;
   found.avx512 = found.avx2 && (extended & kAvx512) == kAvx512 && (state & kMasksZmm) == kMasksZmm;
+  constexpr std::uint32_t kVnni = 1u << 11;
+  found.vnni = found.avx512 && (features.ecx & kVnni) != 0;
+  constexpr std::uint32_t kTile = 1u << 24, kTileInt8 = 1u << 25;
+  constexpr std::uint32_t kAmx = kTile | kTileInt8;
+  constexpr std::uint64_t kTileState = 0x60000;
+  found.amx = found.vnni && (features.edx & kAmx) == kAmx && (state & kTileState) == kTileState && may_use_tiles();
   return found;
 }
 
 bool machine_has(Isa isa) {
   static const Machine found = machine();
-  return isa == Isa::kScalar || (isa == Isa::kAvx2 ? found.avx2 : found.avx512);
+  switch (isa) {
+    case Isa::kAmx: return found.amx;
+    case Isa::kVnni: return found.vnni;
+    case Isa::kAvx512: return found.avx512;
+    case Isa::kAvx2: return found.avx2;
+    default: return true;
+  }
 }
 
 #else
@@ -91,6 +121,8 @@ std::string known_names() {
 
 const char* isa_name(Isa isa) {
   switch (isa) {
+    case Isa::kAmx: return "amx";
+    case Isa::kVnni: return "avx512vnni";
     case Isa::kAvx512: return "avx512";
     case Isa::kAvx2: return "avx2";
     default: return "scalar";

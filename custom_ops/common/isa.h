@@ -11,10 +11,11 @@
 
 namespace graphrot {
 
-enum class Isa { kScalar, kAvx2, kAvx512 };
+// Each brings the ones before it along: kAvx512 is F, BW, DQ and VL, kVnni adds products of bytes, kAmx their tiles.
+enum class Isa { kScalar, kAvx2, kAvx512, kVnni, kAmx };
 
 // Best first.
-inline constexpr Isa kIsas[] = {Isa::kAvx512, Isa::kAvx2, Isa::kScalar};
+inline constexpr Isa kIsas[] = {Isa::kAmx, Isa::kVnni, Isa::kAvx512, Isa::kAvx2, Isa::kScalar};
 
 const char* isa_name(Isa isa);
 

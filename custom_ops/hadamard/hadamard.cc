@@ -76,7 +76,7 @@ HadamardTransform::HadamardTransform(std::int64_t size, const std::vector<float>
 
 const HadamardKernels& hadamard_kernels(Isa isa) {
 #if GRAPHROT_X86
-  if (isa == Isa::kAvx512) return hadamard_avx512();
+  if (isa >= Isa::kAvx512) return hadamard_avx512();
   if (isa == Isa::kAvx2) return hadamard_avx2();
 #endif
   (void)isa;

@@ -22,17 +22,22 @@ void set(const char* value) {
 int main() {
   using namespace graphrot;
   set("");
-  const Isa best = isa_available(Isa::kAvx512) ? Isa::kAvx512 : isa_available(Isa::kAvx2) ? Isa::kAvx2 : Isa::kScalar;
+  Isa best = Isa::kScalar;
+  for (const Isa isa : {Isa::kAvx2, Isa::kAvx512, Isa::kVnni, Isa::kAmx}) {
+    if (isa_available(isa)) best = isa;
+  }
   EXPECT(selected_isa() == best, "the best path is the default");
   EXPECT(isa_available(Isa::kScalar) && isa_built(Isa::kScalar), "scalar is always there");
   EXPECT(isa_available(Isa::kAvx2) || !isa_available(Isa::kAvx512), "AVX-512 brings AVX2 along");
+  EXPECT(isa_available(Isa::kAvx512) || !isa_available(Isa::kVnni), "VNNI brings AVX-512 along");
+  EXPECT(isa_available(Isa::kVnni) || !isa_available(Isa::kAmx), "AMX brings VNNI along");
   for (const Isa isa : kIsas) {
     if (!isa_available(isa)) continue;
     EXPECT(isa_built(isa), "what is available was built");
     set(isa_name(isa));
     EXPECT(selected_isa() == isa, "%s can be chosen", isa_name(isa));
   }
-  for (const char* name : {"avx512", "avx2", "neon9"}) {
+  for (const char* name : {"amx", "avx512vnni", "avx512", "avx2", "neon9"}) {
     bool available = false;
     for (const Isa isa : kIsas) available = available || (isa_available(isa) && std::strcmp(name, isa_name(isa)) == 0);
     if (available) continue;
