@@ -29,16 +29,20 @@ struct Value;
 struct TensorInfo;  // OrtTensorTypeAndShapeInfo
 struct Allocator;
 struct CustomOp;
+struct OpAttribute;  // OrtOpAttr
 
 enum ErrorCode : int { kFail = 1, kInvalidArgument = 2 };
 
 enum ElementType : int {
   kUndefined = 0,
   kFloat32 = 1,
+  kUint8 = 2,
   kInt8 = 3,
   kFloat16 = 10,
   kBFloat16 = 16,
 };
+
+enum AttributeType : int { kAttributeInt = 1 };
 
 enum Characteristic : int { kRequired = 0, kOptional = 1, kVariadic = 2 };
 enum MemoryType : int { kDefaultMemory = 0 };
@@ -57,6 +61,9 @@ struct ApiBase {
   SLOT(CustomOpDomain_Add, 27, Status*, (CustomOpDomain * domain, const CustomOp* op))                         \
   SLOT(AddCustomOpDomain, 28, Status*, (SessionOptions * options, CustomOpDomain* domain))                     \
   SLOT(GetTensorMutableData, 51, Status*, (Value * value, void** out))                                         \
+  SLOT(CreateTensorTypeAndShapeInfo, 57, Status*, (TensorInfo * *out))                                         \
+  SLOT(SetTensorElementType, 58, Status*, (TensorInfo * info, ElementType type))                               \
+  SLOT(SetDimensions, 59, Status*, (TensorInfo * info, const std::int64_t* values, std::size_t count))         \
   SLOT(GetTensorElementType, 60, Status*, (const TensorInfo* info, ElementType* out))                          \
   SLOT(GetDimensionsCount, 61, Status*, (const TensorInfo* info, std::size_t* out))                            \
   SLOT(GetDimensions, 62, Status*, (const TensorInfo* info, std::int64_t* values, std::size_t count))          \
@@ -76,14 +83,21 @@ struct ApiBase {
   SLOT(ReleaseTensorTypeAndShapeInfo, 99, void, (TensorInfo * info))                                           \
   SLOT(KernelInfoGetAttributeArray_int64, 163, Status*,                                                        \
        (const KernelInfo* info, const char* name, std::int64_t* out, std::size_t* count))                      \
+  SLOT(KernelInfo_GetInputCount, 230, Status*, (const KernelInfo* info, std::size_t* out))                     \
   SLOT(KernelInfoGetAttribute_tensor, 236, Status*,                                                            \
        (const KernelInfo* info, const char* name, Allocator* allocator, Value** out))                          \
   SLOT(KernelInfo_GetNodeName, 244, Status*, (const KernelInfo* info, char* out, std::size_t* size))           \
+  SLOT(KernelInfoGetConstantInput_tensor, 249, Status*,                                                        \
+       (const KernelInfo* info, std::size_t index, int* constant, const Value** out))                          \
   SLOT(ShapeInferContext_GetInputTypeShape, 268, Status*,                                                      \
        (const ShapeInferContext* context, std::size_t index, TensorInfo** out))                                \
+  SLOT(ShapeInferContext_GetAttribute, 269, Status*,                                                           \
+       (const ShapeInferContext* context, const char* name, const OpAttribute** out))                          \
   SLOT(ShapeInferContext_SetOutputTypeShape, 270, Status*,                                                     \
        (const ShapeInferContext* context, std::size_t index, const TensorInfo* info))                          \
   SLOT(SetSymbolicDimensions, 271, Status*, (TensorInfo * info, const char** names, std::size_t count))        \
+  SLOT(ReadOpAttr, 272, Status*,                                                                               \
+       (const OpAttribute* attribute, AttributeType type, void* data, std::size_t bytes, std::size_t* out))    \
   SLOT(KernelContext_ParallelFor, 274, Status*,                                                                \
        (const KernelContext* context, void (*function)(void*, std::size_t), std::size_t total,                 \
         std::size_t batches, void* user))

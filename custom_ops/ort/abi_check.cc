@@ -46,6 +46,8 @@ static_assert(offsetof(OrtApiBase, GetApi) == offsetof(graphrot::ort::ApiBase, G
 static_assert(static_cast<int>(ORT_FAIL) == graphrot::ort::kFail, "error codes");
 static_assert(static_cast<int>(ORT_INVALID_ARGUMENT) == graphrot::ort::kInvalidArgument, "error codes");
 static_assert(static_cast<int>(ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT) == graphrot::ort::kFloat32, "element types");
+static_assert(static_cast<int>(ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8) == graphrot::ort::kUint8, "element types");
+static_assert(static_cast<int>(ORT_OP_ATTR_INT) == graphrot::ort::kAttributeInt, "attribute types");
 static_assert(static_cast<int>(ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8) == graphrot::ort::kInt8, "element types");
 static_assert(static_cast<int>(ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16) == graphrot::ort::kFloat16, "element types");
 static_assert(static_cast<int>(ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16) == graphrot::ort::kBFloat16, "element types");

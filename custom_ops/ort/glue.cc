@@ -19,11 +19,6 @@ void read_attribute(const Api& api, const char* name, const char* kind, Call&& c
   }
 }
 
-struct InfoRelease {
-  Api api;
-  void operator()(TensorInfo* info) const { api.call<slot::ReleaseTensorTypeAndShapeInfo>(info); }
-};
-
 struct ValueRelease {
   Api api;
   void operator()(Value* value) const { api.call<slot::ReleaseValue>(value); }
@@ -117,6 +112,22 @@ std::vector<std::int64_t> shape_of(const Api& api, const Value* value, ElementTy
   std::vector<std::int64_t> shape(rank);
   if (rank != 0) check(api, api.call<slot::GetDimensions>(seen, shape.data(), rank));
   return shape;
+}
+
+const Value* constant_input(const Api& api, const KernelInfo* info, std::size_t index, const char* name) {
+  int constant = 0;
+  const Value* value = nullptr;
+  check(api, api.call<slot::KernelInfoGetConstantInput_tensor>(info, index, &constant, &value));
+  if (constant == 0 || value == nullptr) {
+    throw std::invalid_argument("input '" + std::string(name) + "' must be an initializer of the model");
+  }
+  return value;
+}
+
+std::size_t input_count(const Api& api, const KernelInfo* info) {
+  std::size_t count = 0;
+  check(api, api.call<slot::KernelInfo_GetInputCount>(info, &count));
+  return count;
 }
 
 const void* data_of(const Api& api, const Value* value) {

@@ -24,6 +24,11 @@ class RuntimeFailure : public std::runtime_error {
   ErrorCode code_;
 };
 
+struct InfoRelease {
+  Api api;
+  void operator()(TensorInfo* info) const { api.call<slot::ReleaseTensorTypeAndShapeInfo>(info); }
+};
+
 // Throws RuntimeFailure unless the status is null; releases it.
 void check(const Api& api, Status* status);
 
@@ -67,6 +72,11 @@ struct TensorAttribute {
 
 // A tensor of int8 or float, as floats.
 TensorAttribute attribute_tensor(const Api& api, const KernelInfo* info, const char* name);
+
+// Input `index` of the node, which lives as long as the session. Throws std::invalid_argument, naming it, unless it is
+// known when kernels are made.
+const Value* constant_input(const Api& api, const KernelInfo* info, std::size_t index, const char* name);
+std::size_t input_count(const Api& api, const KernelInfo* info);
 
 std::string node_name(const Api& api, const KernelInfo* info);
 

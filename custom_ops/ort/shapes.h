@@ -1,0 +1,14 @@
+// Shape inference of the operators.
+#pragma once
+
+#include "ort/abi.h"
+
+namespace graphrot::ort {
+
+// The output has the shape of the first input.
+void pass_shape_on(const Api& api, ShapeInferContext* context);
+
+// The output has the shape of the first input, but for the last axis: the node's attribute `name` says how long it is.
+void pass_shape_on_with_last(const Api& api, ShapeInferContext* context, const char* name);
+
+}  // namespace graphrot::ort
