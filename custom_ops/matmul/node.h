@@ -1,7 +1,6 @@
 // What a RotatedMatMul node says: attributes and constant inputs, checked.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -11,15 +10,14 @@
 
 namespace graphrot {
 
-// Points into initializers of the session, except for the vectors.
 struct MatMulNode {
-  WeightsSource weights;
+  WeightSource weights;  // points into initializers of the session, and into `scales`
   int levels;
   std::unique_ptr<HadamardTransform> rotation;  // null: none
   std::vector<float> scales;
 };
 
 // Throws std::invalid_argument in words for people.
-MatMulNode read_node(const ort::Api& api, const ort::KernelInfo* info);
+MatMulNode read_matmul_node(const ort::Api& api, const ort::KernelInfo* info);
 
 }  // namespace graphrot

@@ -84,6 +84,8 @@ struct ApiBase {
   SLOT(KernelInfoGetAttributeArray_int64, 163, Status*,                                                        \
        (const KernelInfo* info, const char* name, std::int64_t* out, std::size_t* count))                      \
   SLOT(KernelInfo_GetInputCount, 230, Status*, (const KernelInfo* info, std::size_t* out))                     \
+  SLOT(KernelInfo_GetInputName, 232, Status*,                                                                  \
+       (const KernelInfo* info, std::size_t index, char* out, std::size_t* size))                              \
   SLOT(KernelInfoGetAttribute_tensor, 236, Status*,                                                            \
        (const KernelInfo* info, const char* name, Allocator* allocator, Value** out))                          \
   SLOT(KernelInfo_GetNodeName, 244, Status*, (const KernelInfo* info, char* out, std::size_t* size))           \

@@ -19,6 +19,18 @@ void read_attribute(const Api& api, const char* name, const char* kind, Call&& c
   }
 }
 
+// A name that is asked for twice: for its size, which counts the closing NUL, and for itself.
+template <class Call>
+std::string name_of(const Api& api, Call&& call) {
+  std::size_t size = 0;
+  char* const none = nullptr;
+  check(api, call(none, &size));
+  std::string name(size, '\0');
+  check(api, call(name.data(), &size));
+  name.resize(size != 0 ? size - 1 : 0);
+  return name;
+}
+
 struct ValueRelease {
   Api api;
   void operator()(Value* value) const { api.call<slot::ReleaseValue>(value); }
@@ -92,13 +104,7 @@ TensorAttribute attribute_tensor(const Api& api, const KernelInfo* info, const c
 }
 
 std::string node_name(const Api& api, const KernelInfo* info) {
-  std::size_t size = 0;
-  char* const none = nullptr;
-  check(api, api.call<slot::KernelInfo_GetNodeName>(info, none, &size));
-  std::string name(size, '\0');
-  check(api, api.call<slot::KernelInfo_GetNodeName>(info, name.data(), &size));
-  name.resize(size != 0 ? size - 1 : 0);  // the size counts the closing NUL
-  return name;
+  return name_of(api, [&](char* out, std::size_t* size) { return api.call<slot::KernelInfo_GetNodeName>(info, out, size); });
 }
 
 std::vector<std::int64_t> shape_of(const Api& api, const Value* value, ElementType* type) {
@@ -124,10 +130,12 @@ const Value* constant_input(const Api& api, const KernelInfo* info, std::size_t 
   return value;
 }
 
-std::size_t input_count(const Api& api, const KernelInfo* info) {
+bool has_input(const Api& api, const KernelInfo* info, std::size_t index) {
   std::size_t count = 0;
   check(api, api.call<slot::KernelInfo_GetInputCount>(info, &count));
-  return count;
+  if (index >= count) return false;
+  return !name_of(api, [&](char* out, std::size_t* size) { return api.call<slot::KernelInfo_GetInputName>(info, index, out, size); })
+              .empty();
 }
 
 const void* data_of(const Api& api, const Value* value) {

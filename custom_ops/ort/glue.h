@@ -76,7 +76,8 @@ TensorAttribute attribute_tensor(const Api& api, const KernelInfo* info, const c
 // Input `index` of the node, which lives as long as the session. Throws std::invalid_argument, naming it, unless it is
 // known when kernels are made.
 const Value* constant_input(const Api& api, const KernelInfo* info, std::size_t index, const char* name);
-std::size_t input_count(const Api& api, const KernelInfo* info);
+// False where an optional input is left out.
+bool has_input(const Api& api, const KernelInfo* info, std::size_t index);
 
 std::string node_name(const Api& api, const KernelInfo* info);
 

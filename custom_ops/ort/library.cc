@@ -7,6 +7,7 @@
 
 #include "common/isa.h"
 #include "hadamard/op.h"
+#include "matmul/op.h"
 #include "ort/abi.h"
 #include "ort/glue.h"
 
@@ -26,16 +27,19 @@ struct Registration {
   explicit Registration(const void* const* table)
       : key(table),
         api(table),
-        hadamard{HadamardOp(api, Element::kFloat), HadamardOp(api, Element::kHalf), HadamardOp(api, Element::kBFloat16)} {
+        hadamard{HadamardOp(api, Element::kFloat), HadamardOp(api, Element::kHalf), HadamardOp(api, Element::kBFloat16)},
+        matmul{RotatedMatMulOp(api, Element::kFloat), RotatedMatMulOp(api, Element::kHalf),
+               RotatedMatMulOp(api, Element::kBFloat16)} {
     ort::check(api, api.call<ort::slot::CreateCustomOpDomain>("graphrot", &domain));
-    for (const HadamardOp& op : hadamard) {
-      ort::check(api, api.call<ort::slot::CustomOpDomain_Add>(domain, static_cast<const ort::CustomOp*>(&op)));
-    }
+    const auto add = [&](const ort::CustomOp& op) { ort::check(api, api.call<ort::slot::CustomOpDomain_Add>(domain, &op)); };
+    for (const HadamardOp& op : hadamard) add(op);
+    for (const RotatedMatMulOp& op : matmul) add(op);
   }
 
   const void* key;
   ort::Api api;
   std::array<HadamardOp, kElementCount> hadamard;
+  std::array<RotatedMatMulOp, kElementCount> matmul;
   ort::CustomOpDomain* domain = nullptr;
 };
 
@@ -92,10 +96,12 @@ GRAPHROT_EXPORT const char* graphrot_describe() {
                   ", \"available\": " + word(isa_available(isa)) + "}";
       }
       result += "], \"kernels\": [";
-      for (int element = 0; element < kElementCount; ++element) {
-        if (element != 0) result += ", ";
-        result += std::string("{\"op\": \"") + HadamardOp::kName + "\", \"type\": \"" +
-                  element_name(static_cast<Element>(element)) + "\"}";
+      for (const char* name : {HadamardOp::kName, RotatedMatMulOp::kName}) {
+        for (int element = 0; element < kElementCount; ++element) {
+          if (result.back() != '[') result += ", ";
+          result += std::string("{\"op\": \"") + name + "\", \"type\": \"" +
+                    element_name(static_cast<Element>(element)) + "\"}";
+        }
       }
       return result + "]}";
     }();
