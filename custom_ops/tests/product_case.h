@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "matmul/product.h"
+#include "tests/random.h"
 
 namespace graphrot::test {
 
@@ -41,21 +42,6 @@ class Guarded {
 
   std::size_t bytes_;
   unsigned char* memory_;
-};
-
-class Random {
- public:
-  explicit Random(std::uint64_t seed) : state_(seed * 2 + 1) {}
-  std::uint32_t below(std::uint32_t limit) {
-    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-    return static_cast<std::uint32_t>((state_ >> 33) % limit);
-  }
-  float between(float low, float high) {
-    return low + (high - low) * static_cast<float>(below(1u << 20)) / static_cast<float>(1u << 20);
-  }
-
- private:
-  std::uint64_t state_;
 };
 
 enum class Values { kRandom, kExtreme, kUnitScales };

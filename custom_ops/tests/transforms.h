@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/element.h"
+#include "tests/random.h"
 
 namespace graphrot::test {
 
@@ -158,22 +159,6 @@ inline std::vector<double> transformed(const std::vector<double>& x, const std::
   }
   return y;
 }
-
-class Random {
- public:
-  explicit Random(std::uint64_t seed) : state_(seed) {}
-  double next() {  // about normal
-    double sum = 0;
-    for (int i = 0; i < 4; ++i) {
-      state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-      sum += static_cast<double>(state_ >> 40) / static_cast<double>(1 << 24) - 0.5;
-    }
-    return 1.7 * sum;
-  }
-
- private:
-  std::uint64_t state_;
-};
 
 template <class T>
 struct Kind;
