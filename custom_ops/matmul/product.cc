@@ -6,7 +6,8 @@ namespace graphrot {
 
 const ProductKernels& product_kernels(Isa isa) {
 #if GRAPHROT_X86
-  if (isa == Isa::kVnni) return product_vnni();
+  if (isa == Isa::kVnni || isa == Isa::kAmx) return product_vnni();
+  if (isa == Isa::kAvx512 || isa == Isa::kAvx2) return product_avx2();
 #endif
   (void)isa;
   return product_scalar();
