@@ -6,7 +6,8 @@ namespace graphrot {
 
 const ProductKernels& product_kernels(Isa isa) {
 #if GRAPHROT_X86
-  if (isa == Isa::kVnni || isa == Isa::kAmx) return product_vnni();
+  if (isa == Isa::kAmx) return product_amx();
+  if (isa == Isa::kVnni) return product_vnni();
   if (isa == Isa::kAvx512 || isa == Isa::kAvx2) return product_avx2();
 #endif
   (void)isa;
@@ -14,6 +15,7 @@ const ProductKernels& product_kernels(Isa isa) {
 }
 
 std::size_t product_scratch_bytes(const ProductProblem&, std::size_t count) {
+  if (isa_available(Isa::kAmx)) return blocks::kTiledBytes;
   const std::size_t rows = count < blocks::kRowBlock ? count : blocks::kRowBlock;
   return rows * kTileColumns * sizeof(float) + blocks::kPanelBytes;
 }

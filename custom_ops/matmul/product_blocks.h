@@ -15,6 +15,7 @@
 namespace graphrot::blocks {
 
 constexpr std::size_t kPanelBytes = 128 * 1024;  // at most: V::kChannels channels of 64 columns
+constexpr std::size_t kTiledBytes = 832 * 1024;  // of the path that multiplies tiles
 constexpr std::size_t kRowBlock = 256;  // rows that share an unpacked panel; their totals stay in the second-level cache
 
 // Some rows and some channels of one tile.

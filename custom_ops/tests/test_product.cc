@@ -8,13 +8,26 @@
 #include <vector>
 
 #include "matmul/product.h"
+#include "matmul/product_blocks.h"
 #include "tests/check.h"
 #include "tests/product_case.h"
 
 using namespace graphrot;
 using namespace graphrot::test;
 
+namespace graphrot {
+#if GRAPHROT_X86
+const ProductKernels& product_amx_emulated();
+#endif
+}  // namespace graphrot
+
 namespace {
+
+struct Path {
+  const char* name;
+  const ProductKernels* kernels;
+  std::size_t scratch_bytes;  // 0: as many as it is told
+};
 
 template <class T>
 struct Kind;
@@ -69,11 +82,11 @@ class Run {
     rows_in = {codes_.as<std::int8_t>(), c.stride, scales_.as<float>(), sums_.as<std::int32_t>()};
   }
 
-  void operator()(Isa isa, std::size_t first, std::size_t last) {
-    Guarded scratch(product_scratch_bytes(problem, rows_));
-    const ProductRun run = product_kernels(isa).run[static_cast<int>(Kind<T>::element)];
+  void operator()(const Path& path, std::size_t first, std::size_t last) {
+    Guarded scratch(path.scratch_bytes != 0 ? path.scratch_bytes : product_scratch_bytes(problem, rows_));
+    const ProductRun run = path.kernels->run[static_cast<int>(Kind<T>::element)];
     run(problem, rows_in, rows_, first, last, out_.template as<void>(), stride_, scratch.as<void>());
-    EXPECT(scratch.kept(), "%s: guard bytes of scratch, %zu rows", isa_name(isa), rows_);
+    EXPECT(scratch.kept(), "%s: guard bytes of scratch, %zu rows", path.name, rows_);
   }
 
   void check_guards(const char* name) const {
@@ -104,7 +117,7 @@ class Run {
 // Unit scales: the float sum over groups of what the integers are, rounded once per group. Else: in double, with the
 // roundings that floats allow.
 template <class T>
-void compare(Isa isa, const Case& c, Run<T>* run, std::size_t rows, std::size_t columns) {
+void compare(const Path& path, const Case& c, Run<T>* run, std::size_t rows, std::size_t columns) {
   std::size_t wrong = 0;
   for (std::size_t m = 0; m < rows; ++m) {
     for (std::size_t n = 0; n < columns; ++n) {
@@ -125,25 +138,25 @@ void compare(Isa isa, const Case& c, Run<T>* run, std::size_t rows, std::size_t 
                             ? got == ordered
                             : std::fabs(got - exact) <= tolerance;
       if (!same && wrong++ == 0) {
-        EXPECT(same, "%s, M %zu, K %zu, N %zu, group %zu, bits %d, zeros %d: [%zu, %zu] is %.9g, not %.9g", isa_name(isa),
+        EXPECT(same, "%s, M %zu, K %zu, N %zu, group %zu, bits %d, zeros %d: [%zu, %zu] is %.9g, not %.9g", path.name,
                rows, c.shape.channels, columns, c.shape.group, c.shape.bits, c.shape.zeros, m, n,
                static_cast<double>(got), exact);
       }
     }
-    if (m + 1 < rows) EXPECT(run->untouched(m, columns, columns + 3), "%s: stores stay within N", isa_name(isa));
+    if (m + 1 < rows) EXPECT(run->untouched(m, columns, columns + 3), "%s: stores stay within N", path.name);
   }
-  run->check_guards(isa_name(isa));
+  run->check_guards(path.name);
 }
 
 template <class T>
-void agrees(Isa isa, const Case& c, std::size_t rows, std::size_t columns) {
+void agrees(const Path& path, const Case& c, std::size_t rows, std::size_t columns) {
   const ProductWeights weights(c.source(columns));
   Run<T> run(c, weights.problem(), rows);
-  run(isa, 0, weights.problem().tiles);
-  compare(isa, c, &run, rows, columns);
+  run(path, 0, weights.problem().tiles);
+  compare(path, c, &run, rows, columns);
 }
 
-void all_shapes(Isa isa) {
+void all_shapes(const Path& path) {
   for (const std::size_t channels : {1, 3, 8, 17, 31, 33, 96, 100, 161, 576}) {
     for (const std::size_t group : {channels, std::size_t{32}, std::size_t{64}, std::size_t{128}}) {
       for (const int bits : {4, 8}) {
@@ -152,67 +165,67 @@ void all_shapes(Isa isa) {
           const Case c({67, channels, 130, group, block, bits, zeros, false, Values::kUnitScales});
           const Case biased({19, channels, 130, group, block, bits, zeros, true, Values::kRandom});
           for (const std::size_t columns : {1, 17, 63, 64, 65, 130}) {
-            agrees<float>(isa, biased, 1 + (columns + channels) % 19, columns);
+            agrees<float>(path, biased, 1 + (columns + channels) % 19, columns);
             if (channels <= 33 && columns > 17 && columns < 65) continue;
-            agrees<float>(isa, c, 1 + (columns + channels) % 67, columns);
+            agrees<float>(path, c, 1 + (columns + channels) % 67, columns);
           }
           if (channels > 17 && channels < 100) continue;
-          for (std::size_t rows = 1; rows <= 67; rows += rows < 17 ? 1 : rows < 31 ? 14 : 4) agrees<float>(isa, c, rows, 65);
+          for (std::size_t rows = 1; rows <= 67; rows += rows < 17 ? 1 : rows < 31 ? 14 : 4) agrees<float>(path, c, rows, 65);
         }
       }
     }
   }
 }
 
-void long_rows(Isa isa) {
+void long_rows(const Path& path) {
   for (const std::size_t channels : {1536, 4100}) {
     for (const std::size_t group : {channels, std::size_t{32}, std::size_t{128}}) {
       for (const int bits : {4, 8}) {
         const std::size_t block = group == channels ? 32 : group;
         const Case c({23, channels, 67, group, block, bits, channels == 4100, false, Values::kUnitScales});
-        for (const std::size_t rows : {1, 2, 5, 23}) agrees<float>(isa, c, rows, 67);
+        for (const std::size_t rows : {1, 2, 5, 23}) agrees<float>(path, c, rows, 67);
       }
     }
   }
 }
 
-void extreme_codes(Isa isa) {
+void extreme_codes(const Path& path) {
   for (const int bits : {4, 8}) {
     for (const std::size_t rows : {1, 2, 4, 9, 33}) {
-      agrees<float>(isa, Case({rows, 300, 66, 300, 32, bits, true, false, Values::kExtreme}), rows, 66);
-      agrees<float>(isa, Case({rows, 300, 66, 128, 128, bits, false, true, Values::kExtreme}), rows, 66);
+      agrees<float>(path, Case({rows, 300, 66, 300, 32, bits, true, false, Values::kExtreme}), rows, 66);
+      agrees<float>(path, Case({rows, 300, 66, 128, 128, bits, false, true, Values::kExtreme}), rows, 66);
       if (rows == 1 || rows == 9) {
-        agrees<float>(isa, Case({rows, 65536, 3, 65536, 256, bits, true, false, Values::kExtreme}), rows, 3);
+        agrees<float>(path, Case({rows, 65536, 3, 65536, 256, bits, true, false, Values::kExtreme}), rows, 3);
       }
     }
   }
 }
 
-void half_types(Isa isa) {
+void half_types(const Path& path) {
   for (const std::size_t group : {200, 64}) {
     const Case c({35, 200, 79, group, 64, 4, false, true, Values::kRandom});
     for (const std::size_t rows : {1, 3, 7, 35}) {
-      agrees<Half>(isa, c, rows, 79);
-      agrees<BFloat16>(isa, c, rows, 79);
+      agrees<Half>(path, c, rows, 79);
+      agrees<BFloat16>(path, c, rows, 79);
     }
   }
 }
 
 // Whole numbers that are ties between two halves: rounded to even, as by the definition in element.h.
 template <class T>
-void rounds_to_even(Isa isa) {
+void rounds_to_even(const Path& path) {
   const Case c({9, 70, 69, 70, 16, 4, false, false, Values::kUnitScales});
   const ProductWeights weights(c.source(69));
   for (const std::size_t rows : {1, 9}) {
     Run<float> exact(c, weights.problem(), rows);
     Run<T> run(c, weights.problem(), rows);
-    exact(isa, 0, weights.problem().tiles);
-    run(isa, 0, weights.problem().tiles);
+    exact(path, 0, weights.problem().tiles);
+    run(path, 0, weights.problem().tiles);
     for (std::size_t m = 0; m < rows; ++m) {
       for (std::size_t n = 0; n < 69; ++n) {
         T rounded{};
         from_float(exact.at(m, n), &rounded);
-        EXPECT(run.at(m, n) == to_float(rounded), "%s: %g becomes %g", isa_name(isa), static_cast<double>(exact.at(m, n)),
+        EXPECT(run.at(m, n) == to_float(rounded), "%s: %g becomes %g", path.name, static_cast<double>(exact.at(m, n)),
                static_cast<double>(run.at(m, n)));
       }
     }
@@ -221,7 +234,7 @@ void rounds_to_even(Isa isa) {
 
 // A row that is not finite has the scale NaN and codes of zero; a row of zeros has codes of zero.
 template <class T>
-void special_rows(Isa isa) {
+void special_rows(const Path& path) {
   Case c({20, 100, 70, 32, 32, 4, false, true, Values::kRandom});
   for (const std::size_t m : {0, 3, 11}) {
     std::memset(c.codes.data() + m * c.stride, 0, c.stride);
@@ -231,37 +244,50 @@ void special_rows(Isa isa) {
   const ProductWeights weights(c.source(70));
   for (const std::size_t rows : {1, 5, 20}) {
     Run<T> run(c, weights.problem(), rows);
-    run(isa, 0, weights.problem().tiles);
+    run(path, 0, weights.problem().tiles);
     for (std::size_t m = 0; m < rows; ++m) {
       for (std::size_t n = 0; n < 70; ++n) {
         const bool nan = m == 0 || m == 11;
-        EXPECT(std::isnan(run.at(m, n)) == nan, "%s: row %zu is not a number, and only it", isa_name(isa), m);
+        EXPECT(std::isnan(run.at(m, n)) == nan, "%s: row %zu is not a number, and only it", path.name, m);
         T bias{};
         from_float(c.bias[n], &bias);
-        EXPECT(m != 3 || run.at(m, n) == to_float(bias), "%s: a row of zeros gives the bias", isa_name(isa));
+        EXPECT(m != 3 || run.at(m, n) == to_float(bias), "%s: a row of zeros gives the bias", path.name);
       }
     }
   }
 }
 
-void disjoint_tiles(Isa isa) {
+void disjoint_tiles(const Path& path) {
   const Case c({40, 320, 320, 64, 64, 4, true, false, Values::kUnitScales});
   const ProductWeights weights(c.source(317));
   for (const std::size_t rows : {1, 4, 40}) {
     Run<float> part(c, weights.problem(), rows);
-    part(isa, 1, 3);
+    part(path, 1, 3);
     bool alone = true;
     for (std::size_t m = 0; m < rows; ++m) {
       alone = alone && part.untouched(m, 0, 64) && part.untouched(m, 192, 317);
       for (std::size_t n = 64; n < 192; ++n) alone = alone && !part.untouched(m, n, n + 1);
     }
-    EXPECT(alone, "%s: the tiles that were asked for are written, and no others", isa_name(isa));
+    EXPECT(alone, "%s: the tiles that were asked for are written, and no others", path.name);
     Run<float> both(c, weights.problem(), rows);
-    std::thread other([&] { both(isa, 2, 5); });
-    both(isa, 0, 2);
+    std::thread other([&] { both(path, 2, 5); });
+    both(path, 0, 2);
     other.join();
-    compare(isa, c, &both, rows, 317);
+    compare(path, c, &both, rows, 317);
   }
+}
+
+void all(const Path& path) {
+  all_shapes(path);
+  long_rows(path);
+  extreme_codes(path);
+  half_types(path);
+  rounds_to_even<Half>(path);
+  rounds_to_even<BFloat16>(path);
+  special_rows<float>(path);
+  special_rows<Half>(path);
+  special_rows<BFloat16>(path);
+  disjoint_tiles(path);
 }
 
 }  // namespace
@@ -270,18 +296,17 @@ int main() {
   for (const Isa isa : kIsas) {
     if (!isa_available(isa)) {
       std::printf("NOT RUN: %s\n", isa_name(isa));
-      continue;
+    } else if (isa != Isa::kAvx512) {  // which is the path of kAvx2
+      all({isa_name(isa), &product_kernels(isa), 0});
     }
-    all_shapes(isa);
-    long_rows(isa);
-    extreme_codes(isa);
-    half_types(isa);
-    rounds_to_even<Half>(isa);
-    rounds_to_even<BFloat16>(isa);
-    special_rows<float>(isa);
-    special_rows<Half>(isa);
-    special_rows<BFloat16>(isa);
-    disjoint_tiles(isa);
   }
+  EXPECT(&product_kernels(Isa::kAvx512) == &product_kernels(Isa::kAvx2), "one path for both");
+#if GRAPHROT_X86
+  if (isa_available(Isa::kVnni)) {
+    all({"amx, emulated", &product_amx_emulated(), blocks::kTiledBytes});
+  } else {
+    std::printf("NOT RUN: amx, emulated\n");
+  }
+#endif
   return test::failures == 0 ? 0 : 1;
 }
