@@ -12,6 +12,10 @@
 
 namespace graphrot {
 
+// Tiles that the paths for few rows read side by side, which is faster than one after the other: worth a whole number
+// of them in every call.
+inline constexpr std::size_t kTilesTogether = 8;
+
 // Columns of the tiles first_tile to last_tile (exclusive) for `count` >= 1 rows. `out` is the whole output, row 0 and
 // column 0, with rows `out_stride` elements apart; only these tiles' columns below N are written, so that threads may
 // take disjoint tiles. `scratch` holds product_scratch_bytes() bytes, aligned to 64, for each call of its own.

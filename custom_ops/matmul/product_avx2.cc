@@ -20,7 +20,7 @@ constexpr int kVectors = 4;               // of eight columns: half a tile, as m
 constexpr std::size_t kHalf = 32;         // columns
 constexpr std::size_t kHalfBytes = 128;   // of four channels of them
 constexpr std::size_t kSteps = 8;         // whose pairs of products fit into 16 bits
-constexpr std::size_t kAhead = 4096;      // bytes that packed weights are fetched ahead of their use
+constexpr std::size_t kAhead = 1024;      // bytes that packed weights are fetched ahead of their use
 
 inline __m256i load(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
 
@@ -171,11 +171,45 @@ inline void scale_group(const ProductProblem& problem, std::size_t tile, std::si
   }
 }
 
-// Sums of a group that goes on in the next block of channels are kept in the place of its totals.
+// Sums of a group that goes on in the next block of channels are kept.
 template <int Rows>
 inline void copy(const void* from, void* to) {
   for (std::size_t i = 0; i < Rows * kTileColumns * sizeof(float); i += 32) {
     store(static_cast<char*>(to) + i, load(static_cast<const char*>(from) + i));
+  }
+}
+
+inline const std::uint8_t* unit_of(const ProductProblem& problem, std::size_t tile, std::size_t channel) {
+  return problem.codes + (tile * problem.units + channel / (problem.bits == 4 ? 8 : 4)) * kUnitBytes;
+}
+
+// Those of the next group, which lie apart from the codes.
+inline void fetch_scales(const ProductProblem& problem, std::size_t tile, std::size_t group) {
+  const auto* scales = reinterpret_cast<const char*>(problem.scales + (tile * problem.groups + group) * kTileColumns);
+  for (int line = 0; line < 4; ++line) _mm_prefetch(scales + 64 * line, _MM_HINT_T0);
+}
+
+// Sums of the part's groups to totals; `add(k, eights, sums)` adds the products with up to 32 channels from k on.
+template <int Rows, bool Fetch, class Add>
+inline void for_groups(const Part& part, const Add& add) {
+  const ProductProblem& problem = *part.problem;
+  alignas(32) std::int32_t sums[Rows * kTileColumns];
+  std::size_t g = part.begin / problem.group, group_begin = g * problem.group;
+  for (std::size_t k = part.begin; k < part.end; ++g) {
+    const std::size_t group_end = group_begin + problem.group, next = group_end < part.end ? group_end : part.end;
+    if (k == group_begin) {
+      if constexpr (Fetch) fetch_scales(problem, part.tile, g + 1);
+      start_group<Rows>(problem, part.tile, g, part.sums, sums);
+    } else {
+      copy<Rows>(part.partial, sums);
+    }
+    for (; k < next; k += 4 * kSteps) add(k, next - k < 4 * kSteps ? (next - k + 7) / 8 : kSteps / 2, sums);
+    if (next == group_end || next == problem.channels) {
+      scale_group<Rows>(problem, part.tile, g, sums, part.totals);
+    } else {
+      copy<Rows>(sums, part.partial);
+    }
+    group_begin = k = next;
   }
 }
 
@@ -188,34 +222,27 @@ struct Avx2 {
   template <int Rows>
   static void direct(const Part& part) {
     const ProductProblem& problem = *part.problem;
-    const std::size_t units = problem.bits == 4 ? kSteps / 2 : kSteps;  // of up to 32 channels
-    const std::uint8_t* unit = problem.codes + part.tile * problem.units * kUnitBytes;
-    alignas(32) std::int32_t sums[Rows * kTileColumns];
-    for (std::size_t g = 0, k = 0; g < problem.groups; ++g) {
-      const std::size_t left = problem.channels - k, end = k + (left < problem.group ? left : problem.group);
-      start_group<Rows>(problem, part.tile, g, part.sums, sums);
-      for (; k < end; k += 4 * kSteps, unit += units * kUnitBytes) {
-        const std::size_t eights = end - k < 4 * kSteps ? (end - k + 7) / 8 : kSteps / 2;
-        for (std::size_t half = 0; half < 2; ++half) {
-          const std::uint8_t* from = unit + half * kHalfBytes;
-          std::int32_t* to = sums + half * kHalf;
-          if (problem.bits == 4) {
-            add_halves<Rows>(from, eights, part.codes + k, part.stride, to);
-          } else {
-            add_plane<Rows, false>(from, 2 * eights, part.codes + k, part.stride, to);
-            add_plane<Rows, true>(from, 2 * eights, part.codes + k, part.stride, to);
-          }
+    const std::size_t units = problem.bits == 4 ? kSteps / 2 : kSteps;  // of 32 channels
+    const std::uint8_t* unit = unit_of(problem, part.tile, part.begin);
+    for_groups<Rows, true>(part, [&](std::size_t k, std::size_t eights, std::int32_t* sums) {
+      for (std::size_t half = 0; half < 2; ++half) {
+        const std::uint8_t* from = unit + half * kHalfBytes;
+        std::int32_t* to = sums + half * kHalf;
+        if (problem.bits == 4) {
+          add_halves<Rows>(from, eights, part.codes + k, part.stride, to);
+        } else {
+          add_plane<Rows, false>(from, 2 * eights, part.codes + k, part.stride, to);
+          add_plane<Rows, true>(from, 2 * eights, part.codes + k, part.stride, to);
         }
       }
-      scale_group<Rows>(problem, part.tile, g, sums, part.totals);
-    }
+      unit += units * kUnitBytes;
+    });
   }
 
   // [32 channels][half of the tile][plane][steps][128 bytes]; the last channels may take fewer steps.
   static const std::uint8_t* unpack(const ProductProblem& problem, std::size_t tile, std::size_t begin, std::size_t end,
                                     std::uint8_t* panel) {
-    const std::size_t per_unit = problem.bits == 4 ? 8 : 4;
-    const std::uint8_t* unit = problem.codes + (tile * problem.units + begin / per_unit) * kUnitBytes;
+    const std::uint8_t* unit = unit_of(problem, tile, begin);
     const __m256i low = _mm256_set1_epi8(15);
     std::uint8_t* to = panel;
     for (std::size_t k = begin; k < end; k += 4 * kSteps) {
@@ -240,33 +267,16 @@ struct Avx2 {
 
   template <int Rows>
   static void panel(const Part& part) {
-    const ProductProblem& problem = *part.problem;
+    const short last = part.problem->bits == 4 ? 1 : 16;
     const std::uint8_t* from = part.panel;
-    std::size_t g = part.begin / problem.group, group_begin = g * problem.group;
-    alignas(32) std::int32_t sums[Rows * kTileColumns];
-    for (std::size_t k = part.begin; k < part.end; ++g) {
-      const std::size_t group_end = group_begin + problem.group, next = group_end < part.end ? group_end : part.end;
-      if (k == group_begin) {
-        start_group<Rows>(problem, part.tile, g, part.sums, sums);
-      } else {
-        copy<Rows>(part.totals, sums);
-      }
-      for (; k < next; k += 4 * kSteps) {
-        const std::size_t steps = next - k < 4 * kSteps ? (next - k + 7) / 8 * 2 : kSteps;
-        for (std::size_t half = 0; half < 2; ++half) {
-          for (short weight = 1; weight <= (problem.bits == 4 ? 1 : 16); weight = static_cast<short>(weight * 16)) {
-            add_bytes<Rows>(from, steps, part.codes + k, part.stride, weight, sums + half * kHalf);
-            from += steps * kHalfBytes;
-          }
+    for_groups<Rows, false>(part, [&](std::size_t k, std::size_t eights, std::int32_t* sums) {
+      for (std::size_t half = 0; half < 2; ++half) {
+        for (short weight = 1; weight <= last; weight = static_cast<short>(weight * 16)) {
+          add_bytes<Rows>(from, 2 * eights, part.codes + k, part.stride, weight, sums + half * kHalf);
+          from += 2 * eights * kHalfBytes;
         }
       }
-      if (next == group_end || next == problem.channels) {
-        scale_group<Rows>(problem, part.tile, g, sums, part.totals);
-      } else {
-        copy<Rows>(sums, part.totals);
-      }
-      group_begin = k = next;
-    }
+    });
   }
 
   template <class T>

@@ -4,7 +4,6 @@
 //   many rows (prefill): V::unpack makes bytes of V::kChannels channels, which V::panel multiplies by V::kRows rows
 //   at a time.
 // Both leave floats, sums over the groups times their scales, in `totals` [rows][64]; V::finish makes outputs of them.
-// Between two blocks of channels, totals of one scale per column hold the integers.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +14,8 @@
 namespace graphrot::blocks {
 
 constexpr std::size_t kPanelBytes = 128 * 1024;  // at most: V::kChannels channels of 64 columns
+constexpr std::size_t kStreams = kTilesTogether;
+constexpr std::size_t kStreamChannels = 32;  // of each in turn: 1 KiB of 4 bits
 constexpr std::size_t kTiledBytes = 832 * 1024;  // of the path that multiplies tiles
 constexpr std::size_t kRowBlock = 256;  // rows that share an unpacked panel; their totals stay in the second-level cache
 
@@ -28,6 +29,7 @@ struct Part {
   const std::int32_t* sums;   // of the first row, group 0
   const std::uint8_t* panel;  // unpacked from `begin` on
   float* totals;
+  void* partial;              // sums of a group that goes on behind `end`: 64 int32 for each row; may be `totals`
 };
 
 template <class V, int Rows>
@@ -50,12 +52,23 @@ void finish(const ProductProblem& problem, const QuantizedRows& rows, std::size_
   }
 }
 
+// Tiles [first_tile, last_tile), at most kStreams. One core gets more out of memory when it reads in several places,
+// a little in each before it turns to the next.
 template <class V, class T>
-void few_rows(const ProductProblem& problem, const QuantizedRows& rows, std::size_t count, std::size_t tile, T* out,
-              std::size_t out_stride, float* totals) {
-  const Part part = {&problem, tile, 0, problem.channels, rows.codes, rows.stride, rows.sums, nullptr, totals};
-  direct<V, V::kDirect>(count, part);
-  finish<V>(problem, rows, 0, count, tile, totals, out, out_stride);
+void few_rows(const ProductProblem& problem, const QuantizedRows& rows, std::size_t count, std::size_t first_tile,
+              std::size_t last_tile, T* out, std::size_t out_stride, float* totals) {
+  float* partial = totals + kStreams * count * kTileColumns;
+  for (std::size_t begin = 0; begin < problem.channels; begin += kStreamChannels) {
+    const std::size_t left = problem.channels - begin, end = begin + (left < kStreamChannels ? left : kStreamChannels);
+    for (std::size_t tile = first_tile; tile < last_tile; ++tile) {
+      const std::size_t at = (tile - first_tile) * count * kTileColumns;
+      const Part part = {&problem, tile, begin, end, rows.codes, rows.stride, rows.sums, nullptr, totals + at, partial + at};
+      direct<V, V::kDirect>(count, part);
+    }
+  }
+  for (std::size_t tile = first_tile; tile < last_tile; ++tile) {
+    finish<V>(problem, rows, 0, count, tile, totals + (tile - first_tile) * count * kTileColumns, out, out_stride);
+  }
 }
 
 template <class V, class T>
@@ -69,7 +82,7 @@ void many_rows(const ProductProblem& problem, const QuantizedRows& rows, std::si
       const std::size_t row = first + r, left = count - r < V::kRows ? count - r : V::kRows;
       float* to = totals + r * kTileColumns;
       const Part part = {&problem,  tile, begin, end, rows.codes + row * rows.stride, rows.stride,
-                         rows.sums + row * problem.groups, unpacked, to};
+                         rows.sums + row * problem.groups, unpacked, to, to};
       panel<V, V::kRows>(left, part);
       if (last) finish<V>(problem, rows, row, left, tile, to, out, out_stride);
     }
@@ -79,13 +92,14 @@ void many_rows(const ProductProblem& problem, const QuantizedRows& rows, std::si
 template <class V, class T>
 void run(const ProductProblem& problem, const QuantizedRows& rows, std::size_t count, std::size_t first_tile,
          std::size_t last_tile, void* out, std::size_t out_stride, void* scratch) {
-  static_assert(V::kPanelBytes <= kPanelBytes);
+  static_assert(V::kPanelBytes <= kPanelBytes && 2 * V::kDirect * kStreams * kTileColumns * sizeof(float) <= kPanelBytes);
   T* to = static_cast<T*>(out);
   auto* totals = static_cast<float*>(scratch);
   auto* buffer = reinterpret_cast<std::uint8_t*>(totals + (count < kRowBlock ? count : kRowBlock) * kTileColumns);
   if (count <= V::kDirect) {
-    for (std::size_t tile = first_tile; tile < last_tile; ++tile) {
-      few_rows<V>(problem, rows, count, tile, to, out_stride, totals);
+    for (std::size_t tile = first_tile; tile < last_tile; tile += kStreams) {
+      const std::size_t last = last_tile - tile < kStreams ? last_tile : tile + kStreams;
+      few_rows<V>(problem, rows, count, tile, last, to, out_stride, totals);
     }
     return;
   }

@@ -12,7 +12,7 @@ namespace {
 
 using blocks::Part;
 
-constexpr std::size_t kAhead = 4096;  // bytes that packed weights are fetched ahead of their use
+constexpr std::size_t kAhead = 1024;  // bytes that packed weights are fetched ahead of their use
 
 inline __m512i load(const std::uint8_t* from) { return _mm512_loadu_si512(from); }
 
@@ -77,6 +77,40 @@ inline void add_bytes(const std::uint8_t* from, std::size_t steps, const std::in
   }
 }
 
+inline const std::uint8_t* unit_of(const ProductProblem& problem, std::size_t tile, std::size_t channel) {
+  return problem.codes + (tile * problem.units + channel / (problem.bits == 4 ? 8 : 4)) * kUnitBytes;
+}
+
+// Those of the next group, which lie apart from the codes.
+inline void fetch_scales(const ProductProblem& problem, std::size_t tile, std::size_t group) {
+  const auto* scales = reinterpret_cast<const char*>(problem.scales + (tile * problem.groups + group) * kTileColumns);
+  for (int line = 0; line < 4; ++line) _mm_prefetch(scales + 64 * line, _MM_HINT_T0);
+}
+
+// Sums of the part's groups to totals; `add(k, eights, sum)` adds the products with channels from k on.
+template <int Rows, bool Fetch, class Add>
+inline void for_groups(const Part& part, const Add& add) {
+  const ProductProblem& problem = *part.problem;
+  std::size_t g = part.begin / problem.group, group_begin = g * problem.group;
+  for (std::size_t k = part.begin; k < part.end; ++g) {
+    const std::size_t group_end = group_begin + problem.group, next = group_end < part.end ? group_end : part.end;
+    __m512i sum[Rows][kVectors];
+    if (k == group_begin) {
+      if constexpr (Fetch) fetch_scales(problem, part.tile, g + 1);
+      start_group<Rows>(problem, part.tile, g, part.sums, sum);
+    } else {
+      load_sums<Rows>(part.partial, sum);
+    }
+    add(k, (next - k + 7) / 8, sum);
+    if (next == group_end || next == problem.channels) {
+      scale_group<Rows>(problem, part.tile, g, sum, part.totals);
+    } else {
+      store_sums<Rows>(sum, part.partial);
+    }
+    group_begin = k = next;
+  }
+}
+
 struct Vnni {
   static constexpr std::size_t kDirect = 6;
   static constexpr std::size_t kRows = 6;
@@ -86,11 +120,8 @@ struct Vnni {
   template <int Rows>
   static void direct(const Part& part) {
     const ProductProblem& problem = *part.problem;
-    const std::uint8_t* unit = problem.codes + part.tile * problem.units * kUnitBytes;
-    for (std::size_t g = 0, k = 0; g < problem.groups; ++g, k += problem.group) {
-      const std::size_t left = problem.channels - k, eights = ((left < problem.group ? left : problem.group) + 7) / 8;
-      __m512i sum[Rows][kVectors];
-      start_group<Rows>(problem, part.tile, g, part.sums, sum);
+    const std::uint8_t* unit = unit_of(problem, part.tile, part.begin);
+    for_groups<Rows, true>(part, [&](std::size_t k, std::size_t eights, __m512i(&sum)[Rows][kVectors]) {
       if (problem.bits == 4) {
         add_halves<Rows>(unit, eights, part.codes + k, part.stride, sum);
         unit += eights * kUnitBytes;
@@ -98,16 +129,14 @@ struct Vnni {
         add_bytes<Rows, true>(unit, 2 * eights, part.codes + k, part.stride, sum);
         unit += 2 * eights * kUnitBytes;
       }
-      scale_group<Rows>(problem, part.tile, g, sum, part.totals);
-    }
+    });
   }
 
   // Codes of 8 bits are packed as they are multiplied.
   static const std::uint8_t* unpack(const ProductProblem& problem, std::size_t tile, std::size_t begin, std::size_t end,
                                     std::uint8_t* panel) {
-    const std::uint8_t* unit = problem.codes + tile * problem.units * kUnitBytes;
-    if (problem.bits == 8) return unit + begin / 4 * kUnitBytes;
-    unit += begin / 8 * kUnitBytes;
+    const std::uint8_t* unit = unit_of(problem, tile, begin);
+    if (problem.bits == 8) return unit;
     const __m512i low = _mm512_set1_epi8(15);
     std::uint8_t* to = panel;
     for (std::size_t eights = (end - begin + 7) / 8; eights > 0; --eights, unit += kUnitBytes, to += 2 * kUnitBytes) {
@@ -122,27 +151,11 @@ struct Vnni {
 
   template <int Rows>
   static void panel(const Part& part) {
-    const ProductProblem& problem = *part.problem;
     const std::uint8_t* from = part.panel;
-    std::size_t g = part.begin / problem.group, group_begin = g * problem.group;
-    for (std::size_t k = part.begin; k < part.end; ++g) {
-      const std::size_t group_end = group_begin + problem.group, next = group_end < part.end ? group_end : part.end;
-      const std::size_t steps = (next - k + 7) / 8 * 2;
-      __m512i sum[Rows][kVectors];
-      if (k == group_begin) {
-        start_group<Rows>(problem, part.tile, g, part.sums, sum);
-      } else {
-        load_sums<Rows>(part.totals, sum);
-      }
-      add_bytes<Rows, false>(from, steps, part.codes + k, part.stride, sum);
-      from += steps * kUnitBytes;
-      if (next == group_end || next == problem.channels) {
-        scale_group<Rows>(problem, part.tile, g, sum, part.totals);
-      } else {
-        store_sums<Rows>(sum, part.totals);
-      }
-      group_begin = k = next;
-    }
+    for_groups<Rows, false>(part, [&](std::size_t k, std::size_t eights, __m512i(&sum)[Rows][kVectors]) {
+      add_bytes<Rows, false>(from, 2 * eights, part.codes + k, part.stride, sum);
+      from += 2 * eights * kUnitBytes;
+    });
   }
 
   template <class T>
