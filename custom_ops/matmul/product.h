@@ -1,6 +1,7 @@
 // Product of quantized rows with packed weights:
-//   y[m, n] = rows.scales[m] * sum over g of scales[n, g] * sum over k in g of codes[m, k] * (weight[n, k] - zero[n, g])
-// plus bias[n]. Inner sums are exact, in 32-bit integers; outer ones are taken in float, group after group.
+//   y[m, n] = rows.scales[m] * (sum over g of scales[n, g] * products[m, n, g]) + bias[n], where
+//   products[m, n, g] = sum over k in g of codes[m, k] * (weight[n, k] - zero[n, g]).
+// Products are exact, in 32-bit integers; their sum is taken in float, group after group.
 #pragma once
 
 #include <cstddef>

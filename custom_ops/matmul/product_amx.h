@@ -1,6 +1,6 @@
 // The product in tiles of 16 rows by 16 columns, over a policy Tiles that loads, multiplies and stores them: that of
 // product_amx.cc has the instructions, that of the tests has none. Tiles and all here live in unnamed namespaces.
-//   0 to 3: sums; 4, 5: activations, 16 rows of `step` channels; 6, 7: weights, step / 4 times 16 columns of 4 channels.
+//   0 to 3: sums; 4, 5: activations, 16 rows of `step` channels; 6, 7: weights, step / 4 by 16 columns of 4 channels.
 // A step is 64 channels, or 32 where these share a scale. Few rows take the path of VNNI.
 #pragma once
 
@@ -14,11 +14,12 @@ constexpr std::size_t kLeastRows = 13;     // below, tiles would be too empty
 constexpr std::size_t kAmxChannels = 1024; // unpacked and multiplied together
 constexpr std::size_t kAmxTiles = 8;       // of 64 columns, that share packed activations
 constexpr std::size_t kAmxRows = 256;
-static_assert(blocks::kTiledBytes == kAmxRows * kAmxTiles * kTileColumns * 4 + (kAmxRows + kTileColumns) * kAmxChannels);
+static_assert(blocks::kTiledBytes ==
+              kAmxRows * kAmxTiles * kTileColumns * sizeof(float) + (kAmxRows + kTileColumns) * kAmxChannels);
 
 // Channels [begin, end) of up to 256 rows, as [rows / 16][steps][16][step]; missing rows are zeros.
-inline void pack_rows(const QuantizedRows& rows, std::size_t first, std::size_t count, std::size_t begin, std::size_t steps,
-                      std::size_t step, std::int8_t* to) {
+inline void pack_rows(const QuantizedRows& rows, std::size_t first, std::size_t count, std::size_t begin,
+                      std::size_t steps, std::size_t step, std::int8_t* to) {
   const auto bytes = static_cast<__mmask64>(step == 64 ? ~std::uint64_t{0} : 0xffffffffu);
   for (std::size_t r = 0; r < (count + kTileRows - 1) / kTileRows * kTileRows; ++r) {
     const std::int8_t* from = rows.codes + (first + r) * rows.stride + begin;
@@ -121,12 +122,17 @@ inline void scale_rows(const ProductProblem& problem, std::size_t tile, std::siz
 
 inline void scale_all(const ProductProblem& problem, std::size_t tile, std::size_t group, std::size_t count,
                       const std::int32_t* row_sums, const std::int32_t* sums, float* totals) {
-  std::size_t r = 0;
-  for (; r + 4 <= count; r += 4) {
-    scale_rows<4>(problem, tile, group, row_sums + r * problem.groups, sums + r * kTileColumns, totals + r * kTileColumns);
+  for (; count >= 4; count -= 4) {
+    scale_rows<4>(problem, tile, group, row_sums, sums, totals);
+    row_sums += 4 * problem.groups;
+    sums += 4 * kTileColumns;
+    totals += 4 * kTileColumns;
   }
-  for (; r < count; ++r) {
-    scale_rows<1>(problem, tile, group, row_sums + r * problem.groups, sums + r * kTileColumns, totals + r * kTileColumns);
+  for (; count > 0; --count) {
+    scale_rows<1>(problem, tile, group, row_sums, sums, totals);
+    row_sums += problem.groups;
+    sums += kTileColumns;
+    totals += kTileColumns;
   }
 }
 
@@ -190,7 +196,8 @@ inline void run_tiles(const ProductProblem& problem, const QuantizedRows& rows, 
       }
       if (end < problem.channels) continue;
       for (std::size_t r = 0; r < count; ++r) {
-        finish_row(problem, tile, rows.scales[first + r], part.totals + r * kTileColumns, out + (first + r) * out_stride);
+        const float* row_totals = part.totals + r * kTileColumns;
+        finish_row(problem, tile, rows.scales[first + r], row_totals, out + (first + r) * out_stride);
       }
     }
   }
@@ -200,7 +207,8 @@ template <class Tiles, class T, Element E>
 void run_amx(const ProductProblem& problem, const QuantizedRows& rows, std::size_t count, std::size_t first_tile,
              std::size_t last_tile, void* out, std::size_t out_stride, void* scratch) {
   if (count < kLeastRows) {
-    return product_vnni().run[static_cast<int>(E)](problem, rows, count, first_tile, last_tile, out, out_stride, scratch);
+    const ProductRun few = product_vnni().run[static_cast<int>(E)];
+    return few(problem, rows, count, first_tile, last_tile, out, out_stride, scratch);
   }
   Tiles::configure(problem.group == 32 && problem.groups > 1 ? 32 : 64);
   for (std::size_t row = 0; row < count; row += kAmxRows) {

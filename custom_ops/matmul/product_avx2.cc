@@ -140,8 +140,8 @@ inline void add_bytes(const std::uint8_t* from, std::size_t steps, const std::in
 
 // -zero * (sum of the row's codes in the group), to which the products are added.
 template <int Rows>
-inline void start_group(const ProductProblem& problem, std::size_t tile, std::size_t group, const std::int32_t* row_sums,
-                        std::int32_t* sums) {
+inline void start_group(const ProductProblem& problem, std::size_t tile, std::size_t group,
+                        const std::int32_t* row_sums, std::int32_t* sums) {
   const std::size_t start = (tile * problem.groups + group) * kTileColumns;
   for (std::size_t c = 0; c < kTileColumns; c += 8) {
     __m256i zero = _mm256_set1_epi32(-problem.zero);

@@ -63,15 +63,17 @@ inline void start_group(const ProductProblem& problem, std::size_t tile, std::si
 // Sums of a group that goes on in the next block of channels.
 template <int Rows>
 inline void load_sums(const void* partial, __m512i (&sum)[Rows][kVectors]) {
+  const auto* from = static_cast<const std::int32_t*>(partial);
   for (int r = 0; r < Rows; ++r) {
-    for (int v = 0; v < kVectors; ++v) sum[r][v] = _mm512_loadu_si512(static_cast<const char*>(partial) + (4 * r + v) * 64);
+    for (int v = 0; v < kVectors; ++v) sum[r][v] = _mm512_loadu_si512(from + (4 * r + v) * 16);
   }
 }
 
 template <int Rows>
 inline void store_sums(const __m512i (&sum)[Rows][kVectors], void* partial) {
+  auto* to = static_cast<std::int32_t*>(partial);
   for (int r = 0; r < Rows; ++r) {
-    for (int v = 0; v < kVectors; ++v) _mm512_storeu_si512(static_cast<char*>(partial) + (4 * r + v) * 64, sum[r][v]);
+    for (int v = 0; v < kVectors; ++v) _mm512_storeu_si512(to + (4 * r + v) * 16, sum[r][v]);
   }
 }
 

@@ -17,7 +17,7 @@ constexpr std::size_t kPanelBytes = 128 * 1024;  // at most: V::kChannels channe
 constexpr std::size_t kStreams = kTilesTogether;
 constexpr std::size_t kStreamChannels = 32;  // of each in turn: 1 KiB of 4 bits
 constexpr std::size_t kTiledBytes = 832 * 1024;  // of the path that multiplies tiles
-constexpr std::size_t kRowBlock = 256;  // rows that share an unpacked panel; their totals stay in the second-level cache
+constexpr std::size_t kRowBlock = 256;  // rows that share a panel; their totals stay in the second-level cache
 
 // Some rows and some channels of one tile.
 struct Part {
@@ -62,7 +62,8 @@ void few_rows(const ProductProblem& problem, const QuantizedRows& rows, std::siz
     const std::size_t left = problem.channels - begin, end = begin + (left < kStreamChannels ? left : kStreamChannels);
     for (std::size_t tile = first_tile; tile < last_tile; ++tile) {
       const std::size_t at = (tile - first_tile) * count * kTileColumns;
-      const Part part = {&problem, tile, begin, end, rows.codes, rows.stride, rows.sums, nullptr, totals + at, partial + at};
+      const Part part = {&problem,  tile,    begin,       end,         rows.codes, rows.stride,
+                         rows.sums, nullptr, totals + at, partial + at};
       direct<V, V::kDirect>(count, part);
     }
   }
@@ -92,7 +93,8 @@ void many_rows(const ProductProblem& problem, const QuantizedRows& rows, std::si
 template <class V, class T>
 void run(const ProductProblem& problem, const QuantizedRows& rows, std::size_t count, std::size_t first_tile,
          std::size_t last_tile, void* out, std::size_t out_stride, void* scratch) {
-  static_assert(V::kPanelBytes <= kPanelBytes && 2 * V::kDirect * kStreams * kTileColumns * sizeof(float) <= kPanelBytes);
+  static_assert(V::kPanelBytes <= kPanelBytes);
+  static_assert(2 * V::kDirect * kStreams * kTileColumns * sizeof(float) <= kPanelBytes, "for totals and partial sums");
   T* to = static_cast<T*>(out);
   auto* totals = static_cast<float*>(scratch);
   auto* buffer = reinterpret_cast<std::uint8_t*>(totals + (count < kRowBlock ? count : kRowBlock) * kTileColumns);

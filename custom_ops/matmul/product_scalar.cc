@@ -10,7 +10,8 @@ constexpr std::size_t kRows = 64;       // share what is unpacked
 constexpr std::size_t smaller(std::size_t a, std::size_t b) { return a < b ? a : b; }
 
 // panel[k][c] = code of channel begin + k, for `count` channels; `begin` is a multiple of 8.
-void unpack(const ProductProblem& problem, std::size_t tile, std::size_t begin, std::size_t count, std::uint8_t* panel) {
+void unpack(const ProductProblem& problem, std::size_t tile, std::size_t begin, std::size_t count,
+            std::uint8_t* panel) {
   const std::size_t per_unit = problem.bits == 4 ? 8 : 4;
   const std::uint8_t* unit = problem.codes + (tile * problem.units + begin / per_unit) * kUnitBytes;
   for (std::size_t k = 0; k < count; ++k) {
@@ -67,7 +68,8 @@ void block_of_rows(const ProductProblem& problem, const QuantizedRows& rows, std
       const bool whole = to == problem.channels || to == (group + 1) * problem.group;
       for (std::size_t r = 0; r < count; ++r) {
         std::int32_t* row_sums = sums + r * kTileColumns;
-        multiply(rows.codes + (first + r) * rows.stride + from, panel + (from - begin) * kTileColumns, to - from, row_sums);
+        const std::int8_t* codes = rows.codes + (first + r) * rows.stride + from;
+        multiply(codes, panel + (from - begin) * kTileColumns, to - from, row_sums);
         if (!whole) continue;
         scale_group(problem, tile, group, rows.sums[(first + r) * problem.groups + group], row_sums,
                     totals + r * kTileColumns);

@@ -53,7 +53,8 @@ void put_four_bytes(std::uint32_t value, std::uint8_t* to) {
 // Sixteen columns at a time: their rows are read side by side, and more would not stay in the nearest cache.
 void pack_codes(const WeightSource& source, const ProductProblem& problem, std::uint8_t* to) {
   constexpr std::size_t kColumns = 16;
-  const std::size_t row = divide_up(source.channels, source.block) * source.block * static_cast<std::size_t>(source.bits) / 8;
+  const std::size_t blocks = divide_up(source.channels, source.block);
+  const std::size_t row = blocks * source.block * static_cast<std::size_t>(source.bits) / 8;
   for (std::size_t start = 0; start < source.columns; start += kColumns) {
     const std::size_t tile = start / kTileColumns, part = start % kTileColumns / kColumns;
     const std::size_t count = source.columns - start < kColumns ? source.columns - start : kColumns;

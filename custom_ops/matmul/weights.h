@@ -38,7 +38,7 @@ struct WeightSource {
   int bits;
   const std::uint8_t* codes;  // [N, ceil(K / block), block * bits / 8], low half first
   const float* scales;        // [N, ceil(K / group)]
-  const std::uint8_t* zeros;  // [N, ceil(ceil(K / block) * bits / 8)], or null; with one scale per column the first counts
+  const std::uint8_t* zeros;  // [N, ceil(ceil(K / block) * bits / 8)], or null; with one scale, the first counts
   const float* bias;          // [N], or null
 };
 

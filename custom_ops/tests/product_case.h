@@ -71,7 +71,9 @@ struct Case {
     return {shape.channels, columns, shape.group, shape.block, shape.bits, storage.data(), scales.data(),
             shape.zeros ? zero_storage.data() : nullptr, shape.bias ? bias.data() : nullptr};
   }
-  std::int64_t sum(std::size_t m, std::size_t n, std::size_t g) const { return sums[(m * shape.columns + n) * groups + g]; }
+  std::int64_t sum(std::size_t m, std::size_t n, std::size_t g) const {
+    return sums[(m * shape.columns + n) * groups + g];
+  }
 
   Shape shape;
   std::size_t groups = 0, stride = 0;
@@ -106,7 +108,9 @@ struct Case {
     for (std::size_t n = 0; n < shape.columns; ++n) {
       for (std::size_t k = 0; k < padded; ++k) {
         std::uint32_t code = random->below(levels);  // also behind the last channel
-        if (shape.values == Values::kExtreme) code = n % 3 == 2 ? (code & 1u) * (levels - 1) : n % 3 == 0 ? levels - 1 : 0;
+        if (shape.values == Values::kExtreme) {
+          code = n % 3 == 2 ? (code & 1u) * (levels - 1) : n % 3 == 0 ? levels - 1 : 0;
+        }
         if (k < shape.channels) weights.push_back(static_cast<std::uint8_t>(code));
         put(&storage, (n * padded + k) * bits, code);
       }

@@ -25,7 +25,8 @@ void layout() {
   for (const int bits : {4, 8}) {
     for (const std::size_t channels : {1, 7, 20, 96, 100}) {
       for (const std::size_t group : {channels, std::size_t{32}}) {
-        const Case c({1, channels, 70, group, group == channels ? std::size_t{16} : group, bits, true, true, Values::kRandom});
+        const std::size_t block = group == channels ? 16 : group;
+        const Case c({1, channels, 70, group, block, bits, true, true, Values::kRandom});
         const ProductWeights weights(c.source(70));
         const ProductProblem& p = weights.problem();
         EXPECT(p.tiles == 2 && p.groups == c.groups && p.units == (channels + 7) / 8 * (bits == 4 ? 1u : 2u), "sizes");
@@ -46,7 +47,8 @@ void layout() {
   }
 }
 
-void refused(std::size_t channels, std::size_t columns, std::size_t group, std::size_t block, int bits, const char* words) {
+void refused(std::size_t channels, std::size_t columns, std::size_t group, std::size_t block, int bits,
+             const char* words) {
   std::string message;
   try {
     ProductWeights weights({channels, columns, group, block, bits, nullptr, nullptr, nullptr, nullptr});
