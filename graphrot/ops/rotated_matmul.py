@@ -41,6 +41,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
+from graphrot.errors import UsageError
 from graphrot.ops.body import FunctionBody
 from graphrot.ops.hadamard import ATTRIBUTES as TRANSFORM_ATTRIBUTES
 from graphrot.ops.hadamard import DOMAIN, add_function, declared_function, transform_attributes, transform_nodes
@@ -70,6 +71,9 @@ ATTRIBUTES = {
 attributes of HadamardTransform follow, for 0 those of size 1. ``levels``: the largest code, 127 or 7, and
 ``scales_shape``: ``[N, blocks]``, say what the others say, for the function.
 """
+
+GROUPS = (32, 64, 128)
+"""Numbers of channels that may share a scale, if not all of a row do."""
 
 OLDEST_OPSET = 21
 """The first with blocks in DequantizeLinear."""
@@ -127,7 +131,12 @@ def rotated_matmul_node(
 
     Returns:
         A node that is in no graph yet, named like its output.
+
+    Raises:
+        UsageError: the operator does not have groups of this size.
     """
+    if weight.block_size not in (0, *GROUPS):
+        raise UsageError(f"{OP_TYPE} has no groups of {weight.block_size}", where=f"output {output_name!r}")
     transform = list(transform_attributes(MatrixRef("hadamard", 1)) if rotation is None else rotation)
     numbers = {
         "K": weight.in_features,
@@ -229,7 +238,9 @@ def _four_bits(
     attributes += [ir.AttrInt64("bits", 4), ir.AttrInt64("accuracy_level", 0)]
     # Codes of 8 bits do not fit here, and a constant's shape is checked where the branch is not taken, too.
     operands = [rows, body.add("Identity", "codes", [codes]), block_scales, zeros]
-    return body.add("MatMulNBits", "product", operands, attributes, domain="com.microsoft")
+    product = body.add("MatMulNBits", "product", operands, attributes, domain="com.microsoft")
+    # Says the type to checkers that do not know the operator; ONNX Runtime drops it.
+    return body.cast(product, ir.DataType.FLOAT, "single")
 
 
 def _eight_bits(
