@@ -24,6 +24,11 @@ struct ProductKernels {
 };
 
 const ProductKernels& product_scalar();
+#if GRAPHROT_X86
+const ProductKernels& product_avx2();
+const ProductKernels& product_vnni();
+const ProductKernels& product_amx();
+#endif
 const ProductKernels& product_kernels(Isa isa);
 
 // Enough for every path; does not grow with `count` beyond a block of rows.

@@ -1,0 +1,104 @@
+// The loops around the kernels of one instruction set V, which is a struct in an unnamed namespace, so that nothing
+// instantiated here is shared between object files (see hadamard/avx2.cc). For a tile of 64 columns:
+//   few rows (decode): V::direct multiplies packed weights as they stream by, each read once;
+//   many rows (prefill): V::unpack makes bytes of V::kChannels channels, which V::panel multiplies by V::kRows rows
+//   at a time.
+// Both leave floats, sums over the groups times their scales, in `totals` [rows][64]; V::finish makes outputs of them.
+// Between two blocks of channels, totals of one scale per column hold the integers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "matmul/product.h"
+
+namespace graphrot::blocks {
+
+constexpr std::size_t kPanelBytes = 128 * 1024;  // at most: V::kChannels channels of 64 columns
+constexpr std::size_t kRowBlock = 256;  // rows that share an unpacked panel; their totals stay in the second-level cache
+
+// Some rows and some channels of one tile.
+struct Part {
+  const ProductProblem* problem;
+  std::size_t tile;
+  std::size_t begin, end;     // channels; begin is at the start of a group where there are several
+  const std::int8_t* codes;   // of the first row, channel 0
+  std::size_t stride;
+  const std::int32_t* sums;   // of the first row, group 0
+  const std::uint8_t* panel;  // unpacked from `begin` on
+  float* totals;
+};
+
+template <class V, int Rows>
+void direct(std::size_t rows, const Part& part) {
+  if (rows == Rows) return V::template direct<Rows>(part);
+  if constexpr (Rows > 1) direct<V, Rows - 1>(rows, part);
+}
+
+template <class V, int Rows>
+void panel(std::size_t rows, const Part& part) {
+  if (rows == Rows) return V::template panel<Rows>(part);
+  if constexpr (Rows > 1) panel<V, Rows - 1>(rows, part);
+}
+
+template <class V, class T>
+void finish(const ProductProblem& problem, const QuantizedRows& rows, std::size_t first, std::size_t count,
+            std::size_t tile, const float* totals, T* out, std::size_t out_stride) {
+  for (std::size_t r = 0; r < count; ++r) {
+    V::finish(problem, tile, rows.scales[first + r], totals + r * kTileColumns, out + (first + r) * out_stride);
+  }
+}
+
+template <class V, class T>
+void few_rows(const ProductProblem& problem, const QuantizedRows& rows, std::size_t count, std::size_t tile, T* out,
+              std::size_t out_stride, float* totals) {
+  const Part part = {&problem, tile, 0, problem.channels, rows.codes, rows.stride, rows.sums, nullptr, totals};
+  direct<V, V::kDirect>(count, part);
+  finish<V>(problem, rows, 0, count, tile, totals, out, out_stride);
+}
+
+template <class V, class T>
+void many_rows(const ProductProblem& problem, const QuantizedRows& rows, std::size_t first, std::size_t count,
+               std::size_t tile, T* out, std::size_t out_stride, float* totals, std::uint8_t* buffer) {
+  for (std::size_t begin = 0; begin < problem.channels; begin += V::kChannels) {
+    const bool last = problem.channels - begin <= V::kChannels;
+    const std::size_t end = last ? problem.channels : begin + V::kChannels;
+    const std::uint8_t* unpacked = V::unpack(problem, tile, begin, end, buffer);
+    for (std::size_t r = 0; r < count; r += V::kRows) {
+      const std::size_t row = first + r, left = count - r < V::kRows ? count - r : V::kRows;
+      float* to = totals + r * kTileColumns;
+      const Part part = {&problem,  tile, begin, end, rows.codes + row * rows.stride, rows.stride,
+                         rows.sums + row * problem.groups, unpacked, to};
+      panel<V, V::kRows>(left, part);
+      if (last) finish<V>(problem, rows, row, left, tile, to, out, out_stride);
+    }
+  }
+}
+
+template <class V, class T>
+void run(const ProductProblem& problem, const QuantizedRows& rows, std::size_t count, std::size_t first_tile,
+         std::size_t last_tile, void* out, std::size_t out_stride, void* scratch) {
+  static_assert(V::kPanelBytes <= kPanelBytes);
+  T* to = static_cast<T*>(out);
+  auto* totals = static_cast<float*>(scratch);
+  auto* buffer = reinterpret_cast<std::uint8_t*>(totals + (count < kRowBlock ? count : kRowBlock) * kTileColumns);
+  if (count <= V::kDirect) {
+    for (std::size_t tile = first_tile; tile < last_tile; ++tile) {
+      few_rows<V>(problem, rows, count, tile, to, out_stride, totals);
+    }
+    return;
+  }
+  for (std::size_t row = 0; row < count; row += kRowBlock) {
+    const std::size_t left = count - row < kRowBlock ? count - row : kRowBlock;
+    for (std::size_t tile = first_tile; tile < last_tile; ++tile) {
+      many_rows<V>(problem, rows, row, left, tile, to, out_stride, totals, buffer);
+    }
+  }
+}
+
+template <class V>
+constexpr ProductKernels kernels() {
+  return {{&run<V, float>, &run<V, Half>, &run<V, BFloat16>}};
+}
+
+}  // namespace graphrot::blocks
