@@ -6,10 +6,21 @@ each function loads what it needs when it is called.
 
 from __future__ import annotations
 
-from graphrot.api import convert, evaluate, export_graphsurgeon, generate, inspect, library_path, register, verify
+from graphrot.api import (
+    bench,
+    convert,
+    evaluate,
+    export_graphsurgeon,
+    generate,
+    inspect,
+    library_path,
+    register,
+    verify,
+)
 from graphrot.ops.foreign import custom_ops
 
 __all__ = [
+    "bench",
     "convert",
     "custom_ops",
     "evaluate",

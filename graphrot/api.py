@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
     import onnxruntime
 
+    from graphrot.bench.compare import Comparison
     from graphrot.converted import Converted
     from graphrot.evaluate.generate import Generation
     from graphrot.evaluate.perplexity import Perplexity
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from graphrot.recipe import Recipe
     from graphrot.report.inspection import Inspection
 
-for _name in ("graphrot.convert", "graphrot.evaluate"):
+for _name in ("graphrot.bench", "graphrot.convert", "graphrot.evaluate"):
     # Modules that share their name with a public function: loaded first, so that the function keeps the name.
     import_module(_name)
 
@@ -190,6 +191,42 @@ def generate(
     sampling = None if greedy else Sampling()
     answer = run(decoder, words, prompt, max_new_tokens=max_new_tokens, sampling=sampling, chat=chat, on_text=on_text)
     return replace(answer, notes=foreign_notes(words, decoder.vocabulary))
+
+
+def bench(
+    *models: str | Path,
+    prefill: int = 256,
+    decode: int = 64,
+    context: Sequence[int] = (128, 1024),
+    batch: int = 1,
+    threads: int = 1,
+    turns: int = 9,
+    progress: Progress = silent,
+) -> Comparison:
+    """Measure decoders side by side: tokens per second of prefill and decoding, and memory.
+
+    All models run in every turn, in an order that rotates. Figures are medians with the 10th and 90th percentile;
+    ratios are to the first model, taken turn by turn. On one thread the time is that thread's CPU time, else wall time.
+
+    Args:
+        models: folders that :func:`convert` or onnxruntime-genai's builder wrote, or .onnx files with a KV cache.
+        prefill: tokens of one run from an empty cache.
+        decode: single tokens, one after the other, at each context.
+        context: lengths of the cache that decoding starts with.
+        batch: equal rows that run at once.
+        threads: of ONNX Runtime.
+        turns: how often all is measured.
+        progress: told of each turn.
+
+    Raises:
+        UsageError: no model, or a number that is not positive.
+        InputRefused: a model is no decoder, has no cache, or does not take these lengths or this batch.
+    """
+    from graphrot.bench.compare import Settings
+    from graphrot.bench.compare import bench as run
+
+    settings = Settings(prefill, decode, tuple(context), batch, threads, turns)
+    return run([Path(model) for model in models], settings, progress=progress)
 
 
 def export_graphsurgeon(graph: gs.Graph) -> onnx.ModelProto:

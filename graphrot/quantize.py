@@ -105,7 +105,13 @@ def quantize(
     float16 = recipe.dtype == "float16"
     if recipe.target == "ort":
         report = emit_ort(
-            model, store=store, linears=written, tables=tables.records, activations=activations, float16=float16
+            model,
+            store=store,
+            linears=written,
+            tables=tables.records,
+            activations=activations,
+            float16=float16,
+            kernels=recipe.kernels,
         )
     else:
         report = emit_portable(model, linears=written, tables=tables.records, activations=activations, float16=float16)

@@ -58,7 +58,6 @@ UNAVAILABLE: tuple[tuple[str, frozenset[Any], str, str], ...] = (
      "use hadamard, random, block-hadamard or none"),
     ("target", frozenset({"genai"}), "the genai target is not available in this version", "use portable or ort"),
     ("provider", frozenset({"cuda"}), "the cuda provider is not available in this version", "use cpu"),
-    ("kernels", frozenset({"graphrot"}), "graphrot's own matmul kernel is not available in this version", "use ort"),
     ("certificate", frozenset({"layers"}), "the layer-by-layer certificate is not available in this version",
      "use full or off"),
 )  # fmt: skip
@@ -91,7 +90,8 @@ class Recipe(BaseModel):
     provider: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
     """Type of weights, activations and cache; None: float32 for a checkpoint, an ONNX model's own type for that."""
-    kernels: Literal["graphrot", "ort"] = "ort"
+    kernels: Literal["graphrot", "ort"] = "graphrot"
+    """Target ort, linears whose input is rounded: graphrot's own matmul, or that of ONNX Runtime."""
     certificate: Literal["full", "layers"] | None = "full"
 
     @property

@@ -42,8 +42,13 @@ class NodeWriter:
     ) -> ir.Value:
         """Put a node with one output before ``anchor`` and return the output."""
         node = ir.node(op_type, inputs, attributes or {}, domain=domain)
+        node.outputs[0].name = name
+        return self.put(anchor, node)
+
+    def put(self, anchor: ir.Node, node: ir.Node) -> ir.Value:
+        """Put a ready node before ``anchor``, under a free name like that of its one output, which is returned."""
         output = node.outputs[0]
-        output.name = unique_name(self._names, name)
+        output.name = unique_name(self._names, output.name or node.op_type)
         node.name = output.name
         self.model.graph.insert_before(anchor, node)
         return output

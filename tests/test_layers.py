@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("plan",),
     ("quant", "passes", "emit"),
     ("evaluate",),
+    ("bench",),
     ("texts",),
     ("quantize", "half"),
     ("report",),

@@ -98,7 +98,8 @@ def convert(
         ),
     ] = None,
     kernels: Annotated[
-        str | None, typer.Option(metavar="ort", help="Whose matmuls to use.", rich_help_panel=_RECIPE)
+        str | None,
+        typer.Option(metavar="graphrot|ort", help="Whose matmuls take rounded inputs.", rich_help_panel=_RECIPE),
     ] = None,
     certificate: Annotated[
         str | None,

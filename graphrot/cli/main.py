@@ -10,6 +10,7 @@ import traceback
 import typer
 
 import graphrot
+from graphrot.cli.bench import bench
 from graphrot.cli.convert import convert
 from graphrot.cli.doctor import doctor
 from graphrot.cli.evaluate import evaluate
@@ -36,6 +37,7 @@ COMMANDS = (
     ("verify", verify),
     ("eval", evaluate),
     ("generate", generate),
+    ("bench", bench),
     ("doctor", doctor),
 )
 

@@ -20,7 +20,7 @@ from graphrot.doctor.ranges import (
 )
 
 TOLERANCE = {"float": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
-"""Largest error of a Hadamard transform of normal values: a few units of the last place of the type."""
+"""Largest error of a result that reaches about 5: a few units of the last place of the type."""
 REINSTALL = "pip install --force-reinstall --no-deps .  # in graphrot's folder"
 
 
@@ -231,7 +231,7 @@ def _runs(facts: Facts) -> Iterator[Check]:
     for title, runs in (("kernel", facts.kernels), ("function", facts.functions)):
         for run in runs:
             fix = REINSTALL if title == "kernel" else _again(facts)
-            yield _ran(f"{title} HadamardTransform {run.type}", run, fix)
+            yield _ran(f"{title} {run.op} {run.type}", run, fix)
 
 
 def _ran(name: str, run: Run, fix: str) -> Check:

@@ -29,11 +29,12 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Run:
-    """One tiny Hadamard model: its largest error against the reference, or why it did not run."""
+    """One tiny model of one operator: its largest error against the reference, or why it did not run."""
 
     type: str
     error: float | None = None
     failure: str | None = None
+    op: str = "HadamardTransform"
 
 
 @dataclass(frozen=True)

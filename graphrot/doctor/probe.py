@@ -10,10 +10,16 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx_ir as ir
+    import onnxruntime
 
 SIZE = 96
 """Channels of the tiny model: a Hadamard matrix of order 12 next to Sylvester's of order 8."""
+_OPS = ("HadamardTransform", "RotatedMatMul")
 _TYPES = {"float": 1, "float16": 10, "bfloat16": 16}
 
 
@@ -25,8 +31,8 @@ def look() -> dict[str, Any]:
     if "library" in found:
         found["registers"] = _failure(_registers)
         if found["registers"] is None:
-            found["kernels"] = [_run(name, library=True) for name in _TYPES]
-    found["functions"] = [_run("float", library=False)]
+            found["kernels"] = [_run(op, name, library=True) for op in _OPS for name in _TYPES]
+    found["functions"] = [_run(op, "float", library=False) for op in _OPS]
     return found
 
 
@@ -105,30 +111,24 @@ def _registers() -> None:
     onnxruntime.SessionOptions().register_custom_ops_library(str(library_path()))
 
 
-def _run(name: str, *, library: bool) -> dict[str, Any]:
+def _run(op: str, name: str, *, library: bool) -> dict[str, Any]:
     """One node on a few tokens, against the reference in float64."""
     try:
-        return {"type": name, "error": _error(name, library=library)}
+        return {"op": op, "type": name, "error": _error(op, name, library=library)}
     except Exception as error:
-        return {"type": name, "failure": _words(error)}
+        return {"op": op, "type": name, "failure": _words(error)}
 
 
-def _error(name: str, *, library: bool) -> float:
-    import ml_dtypes
+def _error(op: str, name: str, *, library: bool) -> float:
     import numpy as np
     import onnx_ir as ir
     import onnxruntime
 
-    from graphrot.ops.hadamard import ensure_function, hadamard_node
     from graphrot.ops.library import register
-    from graphrot.ops.reference import evaluate_hadamard
-    from graphrot.rotation.orthogonal import choose_matrix
 
     dtype = ir.DataType(_TYPES[name])
     x = ir.Value(name="x", shape=ir.Shape([3, SIZE]), type=ir.TensorType(dtype))
-    node = hadamard_node(x, choose_matrix(SIZE, rotations="hadamard", seed=None), "y")
-    model = ir.Model(ir.Graph([x], node.outputs, nodes=[node], opset_imports={"": 21}, name="doctor"), ir_version=10)
-    ensure_function(model)
+    model, reference = _hadamard(x) if op == "HadamardTransform" else _matmul(x)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     if library:
@@ -137,20 +137,70 @@ def _error(name: str, *, library: bool) -> float:
         ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     values = np.random.default_rng(0).standard_normal((3, SIZE)).astype(dtype.numpy())
-    if name == "bfloat16":  # numpy arrays of it go in and out as raw bits
-        binding = session.io_binding()
-        result = np.empty((3, SIZE), np.uint16)
-        for bind, label, array in (
-            (binding.bind_ortvalue_input, "x", values.view(np.uint16)),
-            (binding.bind_ortvalue_output, "y", result),
-        ):
-            bind(label, onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _TYPES[name]))
-        session.run_with_iobinding(binding)
-        result = result.view(ml_dtypes.bfloat16)
-    else:
-        result = session.run(None, {"x": values})[0]
-    exact = evaluate_hadamard(node, values.astype(np.float64))
+    exact = reference(values.astype(np.float64))
+    result = _answer(session, values, exact.shape)
     return float(np.abs(result.astype(np.float64) - exact).max())
+
+
+def _model(x: ir.Value, node: ir.Node, initializers: list[ir.Value]) -> ir.Model:
+    import onnx_ir as ir
+
+    graph = ir.Graph([x], node.outputs, nodes=[node], initializers=initializers, opset_imports={"": 21}, name="doctor")
+    return ir.Model(graph, ir_version=10)
+
+
+def _hadamard(x: ir.Value) -> tuple[ir.Model, Callable[[np.ndarray], np.ndarray]]:
+    from graphrot.ops.hadamard import ensure_function, hadamard_node
+    from graphrot.ops.reference import evaluate_hadamard
+    from graphrot.rotation.orthogonal import choose_matrix
+
+    node = hadamard_node(x, choose_matrix(SIZE, rotations="hadamard", seed=None), "y")
+    model = _model(x, node, [])
+    ensure_function(model)
+    return model, lambda values: evaluate_hadamard(node, values)
+
+
+def _matmul(x: ir.Value) -> tuple[ir.Model, Callable[[np.ndarray], np.ndarray]]:
+    import numpy as np
+    import onnx_ir as ir
+
+    from graphrot.ops.hadamard import transform_attributes
+    from graphrot.ops.reference import evaluate_rotated_matmul
+    from graphrot.ops.rotated_matmul import PackedWeight, ensure_rotated_matmul, rotated_matmul_node
+    from graphrot.rotation.orthogonal import choose_matrix
+
+    block, columns = 32, 8
+    rng = np.random.default_rng(1)
+    codes = rng.integers(0, 256, (columns, SIZE // block, block // 2)).astype(np.uint8)
+    scales = rng.uniform(0.01, 0.02, columns).astype(np.float32)
+    stored = [
+        ir.Value(name=name, const_value=ir.tensor(array, name=name), shape=ir.Shape(array.shape))
+        for name, array in (("codes", codes), ("scales", scales))
+    ]
+    weight = PackedWeight(stored[0], stored[1], None, SIZE, columns, 4, 0, block)
+    matrix = choose_matrix(SIZE, rotations="hadamard", seed=None)
+    node = rotated_matmul_node(x, weight, "y", rotation=transform_attributes(matrix))
+    model = _model(x, node, stored)
+    ensure_rotated_matmul(model)
+    return model, lambda values: evaluate_rotated_matmul(node, values, codes, scales)
+
+
+def _answer(session: onnxruntime.InferenceSession, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    import ml_dtypes
+    import numpy as np
+    import onnxruntime
+
+    if values.dtype != ml_dtypes.bfloat16:
+        return np.asarray(session.run(None, {"x": values})[0])
+    binding = session.io_binding()  # numpy arrays of bfloat16 go in and out as raw bits
+    result = np.empty(shape, np.uint16)
+    for bind, label, array in (
+        (binding.bind_ortvalue_input, "x", values.view(np.uint16)),
+        (binding.bind_ortvalue_output, "y", result),
+    ):
+        bind(label, onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _TYPES["bfloat16"]))
+    session.run_with_iobinding(binding)
+    return result.view(ml_dtypes.bfloat16)
 
 
 if __name__ == "__main__":

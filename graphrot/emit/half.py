@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphrot.emit.half_constants import Constants
-from graphrot.emit.half_rules import has_kernel, kind_of, reads_any_type, stays_float32
+from graphrot.emit.half_rules import has_kernel, kind_of, reads_any_type
 from graphrot.emit.half_states import States, assign, has_graph, limits
 from graphrot.folded import used_names
 from graphrot.graph import WeightStore, add_initializer, drop_unused_initializers, read_constant, unique_name
@@ -141,7 +141,7 @@ class _Narrowing:
         for index, value in enumerate(node.inputs):
             if value is None or value not in self.states.floats or reads_any_type(node):
                 continue
-            wanted = _FLOAT if stays_float32(node, index) else made
+            wanted = _FLOAT if self.states.keeps_float32(node, index) else made
             node.replace_input_with(index, self._operand(value, wanted, node))
         self._name_type(node, made)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from graphrot.emit.half_rules import has_kernel, kind_of, reads_any_type, stays_float32
+from graphrot.emit.half_rules import has_kernel, is_rotated_matmul, kind_of, reads_any_type
 from graphrot.emit.half_states import States, limits
 from graphrot.errors import InputRefused
 from graphrot.folded import rounded_numbers, used_names
@@ -24,8 +24,8 @@ class Constants:
     """Stored types of constants.
 
     Wishes come together at a constant: ``half`` from a node that runs in half, ``stored`` from one that
-    stands for half and runs in float32 (a cast follows, which runtimes fold), ``single`` from all others. Scales of
-    packed matmuls never come through a cast: ``half scales`` and ``single scales``.
+    stands for half and runs in float32 (a cast follows, which runtimes fold), ``single`` from all others. Scales and
+    biases of packed matmuls never come through a cast: ``half scales`` and ``single scales``.
 
     Attributes:
         types: the type of each constant float, after :meth:`decide`.
@@ -69,9 +69,10 @@ class Constants:
             value.const_value = self._narrowed(value.const_value, value.name or "", dtype)
 
     def _wish(self, node: ir.Node, index: int, value: ir.Value, in_half: bool) -> str:
-        if stays_float32(node, index):
-            return "single"
-        if node.op_type == "MatMulNBits" and index == 2:
+        packed = is_rotated_matmul(node) or (node.op_type == "MatMulNBits" and index == 2)
+        if self.states.keeps_float32(node, index):
+            return "single scales" if packed else "single"
+        if packed:
             return "half scales" if in_half else "single scales"
         if in_half:
             return "half"

@@ -45,17 +45,18 @@ _CONTRIBUTED: dict[str, Kind] = {
         "product",
     ),
 }
+_OURS = frozenset({"HadamardTransform", "RotatedMatMul"})
 _ANY_TYPE = frozenset({"Shape", "Size", "IsNaN", "IsInf"})
 
 BFLOAT16_CPU = frozenset(
     "Cast CastLike Concat Flatten Gather GatherElements GatherND Identity Reshape ScatterND Slice Split Squeeze "
-    "Transpose Unsqueeze HadamardTransform".split()
+    "Transpose Unsqueeze HadamardTransform RotatedMatMul".split()
 )
-"""Operators with a bfloat16 kernel in ONNX Runtime on the CPU, 1.20 and 1.32."""
+"""Operators with a bfloat16 kernel, in ONNX Runtime on the CPU, 1.20 and 1.32, or in graphrot's library."""
 
 _FLOAT16_KERNELS = frozenset(
-    "GroupQueryAttention HadamardTransform LayerNormalization MatMulNBits RMSNormalization RotaryEmbedding "
-    "SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
+    "GroupQueryAttention HadamardTransform LayerNormalization MatMulNBits RMSNormalization RotatedMatMul "
+    "RotaryEmbedding SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
 )
 
 
@@ -70,7 +71,7 @@ def kind_of(node: ir.Node) -> Kind:
         return "elements" if name in _ELEMENTS else "wide"
     if node.domain == "com.microsoft":
         return _CONTRIBUTED.get(name, "wide")
-    return "product" if (node.domain, name) == ("graphrot", "HadamardTransform") else "wide"
+    return "product" if node.domain == "graphrot" and name in _OURS else "wide"
 
 
 def reads_any_type(node: ir.Node) -> bool:
@@ -79,8 +80,18 @@ def reads_any_type(node: ir.Node) -> bool:
 
 
 def stays_float32(node: ir.Node, index: int) -> bool:
-    """Inputs that an operator defines as float32 whatever its other types are."""
+    """Inputs that are float32 whatever the operator's other types are: by its definition, or for their digits.
+
+    Scales of RotatedMatMul may have a type of their own: those of channels are few, and stay.
+    """
+    if is_rotated_matmul(node):
+        return index == 4 or (index == 2 and node.attributes["block_size"].as_int() == 0)
     return node.domain == "com.microsoft" and node.op_type == "GroupQueryAttention" and index in (12, 13)
+
+
+def is_rotated_matmul(node: ir.Node) -> bool:
+    """Whether a node is graphrot's own matmul, which takes its scales as float32 or float16, whatever it multiplies."""
+    return (node.domain, node.op_type) == ("graphrot", "RotatedMatMul")
 
 
 def has_kernel(node: ir.Node, half: ir.DataType) -> bool:

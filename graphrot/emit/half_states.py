@@ -20,7 +20,15 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from graphrot.emit.half_rules import LOOKUPS, kind_of, needs_constant_scales, reads_any_type, runs_alone
+from graphrot.emit.half_rules import (
+    LOOKUPS,
+    is_rotated_matmul,
+    kind_of,
+    needs_constant_scales,
+    reads_any_type,
+    runs_alone,
+    stays_float32,
+)
 from graphrot.graph import is_constant, read_constant
 from graphrot.model.floats import float_values, is_standard, takes_half
 
@@ -46,6 +54,16 @@ class States:
     state: dict[ir.Value, State] = field(default_factory=dict)
     in_half: set[ir.Node] = field(default_factory=set)
     large: set[ir.Value] = field(default_factory=set)
+
+    def keeps_float32(self, node: ir.Node, index: int) -> bool:
+        """Whether an input stays float32 where its node runs in half: by the operator, or because half cannot hold it.
+
+        Scales of RotatedMatMul are float32 or float16, never bfloat16.
+        """
+        if is_rotated_matmul(node) and index == 2:
+            narrow = self.half != ir.DataType.FLOAT16 or _too_small(node.inputs[2], self.half)
+            return narrow or stays_float32(node, index)
+        return stays_float32(node, index)
 
 
 def limits(half: ir.DataType) -> tuple[float, float]:

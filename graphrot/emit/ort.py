@@ -1,6 +1,11 @@
-"""Target ``ort``: canonical form to ``com.microsoft::MatMulNBits``, ONNX Runtime's packed matmul.
+"""Target ``ort``: canonical form to packed matmuls.
 
-Which accuracy level (0: float inputs, 4: inputs rounded to 8 bits per token and block):
+Linears whose input is rounded become ``graphrot::RotatedMatMul`` (``rotated``), which multiplies integers: the
+rounding, a transform in front and a bias behind go in. Where activations are rounded, the input of an 8-bit head is,
+too, to 8 bits per token: ONNX Runtime's own matmul of 8-bit weights would round it as well.
+
+All others, and with ``kernels="ort"`` these, too, become ``com.microsoft::MatMulNBits``. Which accuracy level (0: float
+inputs, 4: inputs rounded to 8 bits per token and block):
 
 * 4-bit weights: level 4 where activations are 8-bit (their QuantizeLinear chain goes), else 0. 4-bit
   activations keep their chain in front of level 0;
@@ -20,12 +25,14 @@ returns wrong numbers (ONNX Runtime 1.32; level 0 is right). Narrowing keeps to 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
-from graphrot.emit.half_rules import needs_constant_scales, runs_alone
+from graphrot.emit import rotated
+from graphrot.emit.half_rules import is_rotated_matmul, needs_constant_scales, runs_alone, stays_float32
 from graphrot.emit.nbits import BlockLayout, block_layout, column_codes, pack_blocks, pack_zeros
 from graphrot.emit.norms import fuse_residual_norms
 from graphrot.emit.report import EmitReport, bits_per_weight, entries
@@ -35,8 +42,15 @@ from graphrot.passes.quantize_nodes import NodeWriter
 from graphrot.passes.records import QuantizedActivation, QuantizedLinear, QuantizedTable
 from graphrot.passes.share_shapes import share_shapes
 
+Kernels = Literal["graphrot", "ort"]
+
 DOMAIN = "com.microsoft"
 
+_OURS_NOTE = (
+    "rounded inputs are multiplied as integers by graphrot's library (graphrot.register); without it the model "
+    "answers alike, at float speed"
+)
+_HEAD_NOTE = "the input of the 8-bit head is rounded to 8 bits per token, too"
 _BLOCK_NOTE = (
     "8-bit activations are rounded inside MatMulNBits, per token and block of at most 256 channels: finer than "
     "one scale per token"
@@ -57,6 +71,7 @@ def emit_ort(
     tables: Sequence[QuantizedTable] = (),
     activations: Sequence[QuantizedActivation] = (),
     float16: bool = False,
+    kernels: Kernels = "graphrot",
 ) -> EmitReport:
     """Lower a model in canonical form, in place. Lookups in tables of their own stay as they are.
 
@@ -67,6 +82,7 @@ def emit_ort(
         tables: records of ``QuantizeTables``.
         activations: records of ``QuantizeActivations``.
         float16: the model is narrowed to float16 afterwards.
+        kernels: what linears with rounded inputs become: ``graphrot::RotatedMatMul``, or MatMulNBits (``ort``).
 
     Raises:
         InputRefused: the records are of another model.
@@ -75,78 +91,156 @@ def emit_ort(
     writer = NodeWriter(model, store)
     fuse_residual_norms(model, writer)
     values = value_map(model)
-    rounded = {record.output: record for record in activations}
-    shared = {table.head: table for table in tables if table.head is not None}
-    lowered = [_lower(writer, values, linear, rounded, shared.get(linear.node), float16) for linear in linears]
+    lowering = _Lowering(writer, values, tables, activations, float16, kernels)
+    lowered = [lowering.lower(linear) for linear in linears]
+    rotated.absorb_transforms(model)
     left = [record for record in activations if values[record.output].uses()]
     drop_unused_initializers(model)
     _drop_inferred_types(model)
-    single = {v for x in lowered if needs_constant_scales(x.node) and runs_alone(x.node) for v in x.parts}
-    if lowered:
+    if any(not x.is_ours for x in lowered):
         model.opset_imports.setdefault(DOMAIN, 1)
+    shared = {table.head for table in tables}
+    current = [x.linear for linear, x in zip(linears, lowered, strict=True) if linear.node not in shared]
     return EmitReport(
         target="ort",
         notes=_notes(lowered, left),
-        quantized=entries(linears, tables),
+        quantized=entries(current, tables),
         linear_bits_per_weight=bits_per_weight(
-            ((x.linear, x.parts) for x in lowered if not x.linear.is_head), float16=float16, single=single
+            ((x.linear, x.parts) for x in lowered if not x.linear.is_head),
+            float16=float16,
+            single={value for x in lowered for value in x.parts if _stays_single(x, value)},
         ),
     )
 
 
+def _stays_single(lowered: _Lowered, value: ir.Value) -> bool:
+    """Whether a part of a linear stays float32 in a float16 model."""
+    node = lowered.node
+    if lowered.is_ours:
+        return any(value is operand and stays_float32(node, index) for index, operand in enumerate(node.inputs))
+    return needs_constant_scales(node) and runs_alone(node)
+
+
 @dataclass(frozen=True)
 class _Lowered:
-    """One linear as MatMulNBits: its initializers, and how it treats its input."""
+    """One linear as a packed matmul: its initializers, and how it treats its input.
+
+    ``linear`` names the output that the linear has now.
+    """
 
     linear: QuantizedLinear
     parts: tuple[ir.Value, ...]
     node: ir.Node
-    level: int
     rounding: QuantizedActivation | None
 
-
-def _lower(
-    writer: NodeWriter,
-    values: dict[str, ir.Value],
-    linear: QuantizedLinear,
-    rounded: dict[str, QuantizedActivation],
-    table: QuantizedTable | None,
-    float16: bool,
-) -> _Lowered:
-    node = node_of(values, linear.node)
-    data = node.inputs[0]
-    assert data is not None
-    rounding = rounded.get(data.name or "")
-    inside = rounding is not None and rounding.bits == 8
-    level = 4 if inside or linear.grid.bits == 8 else 0
-    layout = block_layout(linear.grid, linear.in_features)
-    parts = _store(writer, linear, layout)
-    if table is not None:
-        lookup = node_of(values, table.node)
-        zeros = _row_zeros(writer, table, parts)
-        ids = values[table.ids]
-        values[table.node] = look_up_blocks(writer, lookup, ids, table, parts[0], parts[1], zeros, layout)
-    scales, channel_scales = _scales(writer, linear, parts[1], layout, float16)
-    operands = [values[rounding.input] if rounding is not None and inside else data, parts[0], scales, *parts[2:]]
-    attributes = {
-        "K": linear.in_features,
-        "N": linear.out_features,
-        "bits": linear.grid.bits,
-        "block_size": layout.block,
-        "accuracy_level": level,
-    }
-    product = writer.op(node, "MatMulNBits", operands, f"{linear.node}.nbits", attributes, domain=DOMAIN)
-    packed = product.producer()
-    assert packed is not None
-    if channel_scales is not None:
-        product = writer.op(node, "Mul", [product, channel_scales], f"{linear.node}.scaled")
-    writer.take_over(node.outputs[0], product)
-    values[linear.node] = product
-    return _Lowered(linear, (*parts, scales), packed, level, rounding)
+    @property
+    def is_ours(self) -> bool:
+        return is_rotated_matmul(self.node)
 
 
-def _store(writer: NodeWriter, linear: QuantizedLinear, layout: BlockLayout) -> tuple[ir.Value, ...]:
-    """Codes, scales (``[N, blocks]``, or ``[N]`` for :func:`_scales`) and, for an asymmetric grid, zero points."""
+class _Lowering:
+    """What is the same for all linears of a model."""
+
+    def __init__(
+        self,
+        writer: NodeWriter,
+        values: dict[str, ir.Value],
+        tables: Sequence[QuantizedTable],
+        activations: Sequence[QuantizedActivation],
+        float16: bool,
+        kernels: Kernels,
+    ) -> None:
+        self._writer = writer
+        self._values = values
+        self._rounded = {record.output: record for record in activations}
+        self._shared = {table.head: table for table in tables if table.head is not None}
+        self._float16 = float16
+        self._ours = kernels == "graphrot"
+
+    def lower(self, linear: QuantizedLinear) -> _Lowered:
+        """Put a packed matmul in the place of one linear."""
+        node = node_of(self._values, linear.node)
+        data = node.inputs[0]
+        assert data is not None
+        rounding = self._rounded.get(data.name or "")
+        bits = self._activation_bits(linear, rounding)
+        layout = block_layout(linear.grid, linear.in_features)
+        parts = _store(self._writer, linear, layout, one_scale=bits is not None)
+        self._look_up(linear, parts, layout)
+        if bits is None:
+            return self._nbits(node, data, linear, rounding, parts, layout)
+        x = data if rounding is None else self._values[rounding.input]
+        old, product = rotated.multiply(self._writer, node, x, linear, parts, layout, bits)
+        return self._done(replace(linear, node=old.name or ""), old, product, product, parts, rounding)
+
+    def _activation_bits(self, linear: QuantizedLinear, rounding: QuantizedActivation | None) -> Literal[4, 8] | None:
+        """What our operator rounds the input to; None: the linear is not one for it."""
+        if not self._ours or not rotated.takes(linear):
+            return None
+        if rounding is not None:
+            return rounding.bits
+        return 8 if self._rounded and linear.is_head and linear.grid.bits == 8 else None
+
+    def _look_up(self, linear: QuantizedLinear, parts: tuple[ir.Value, ...], layout: BlockLayout) -> None:
+        """Let the lookup in a table that the linear shares read the linear's codes."""
+        table = self._shared.get(linear.node)
+        if table is None:
+            return
+        lookup = node_of(self._values, table.node)
+        zeros = _row_zeros(self._writer, table, parts)
+        ids = self._values[table.ids]
+        found = look_up_blocks(self._writer, lookup, ids, table, parts[0], parts[1], zeros, layout)
+        self._values[table.node] = found
+
+    def _nbits(
+        self,
+        node: ir.Node,
+        data: ir.Value,
+        linear: QuantizedLinear,
+        rounding: QuantizedActivation | None,
+        parts: tuple[ir.Value, ...],
+        layout: BlockLayout,
+    ) -> _Lowered:
+        inside = rounding is not None and rounding.bits == 8
+        scales, channel_scales = _scales(self._writer, linear, parts[1], layout, self._float16)
+        x = self._values[rounding.input] if rounding is not None and inside else data
+        attributes = {
+            "K": linear.in_features,
+            "N": linear.out_features,
+            "bits": linear.grid.bits,
+            "block_size": layout.block,
+            "accuracy_level": 4 if inside or linear.grid.bits == 8 else 0,
+        }
+        operands = [x, parts[0], scales, *parts[2:]]
+        packed = self._writer.op(node, "MatMulNBits", operands, f"{linear.node}.nbits", attributes, domain=DOMAIN)
+        product = packed
+        if channel_scales is not None:
+            product = self._writer.op(node, "Mul", [packed, channel_scales], f"{linear.node}.scaled")
+        return self._done(linear, node.outputs[0], product, packed, (*parts, scales), rounding)
+
+    def _done(
+        self,
+        linear: QuantizedLinear,
+        old: ir.Value,
+        product: ir.Value,
+        packed: ir.Value,
+        parts: tuple[ir.Value, ...],
+        rounding: QuantizedActivation | None,
+    ) -> _Lowered:
+        node = packed.producer()
+        assert node is not None
+        self._writer.take_over(old, product)
+        self._values[linear.node] = product
+        return _Lowered(linear, parts, node, rounding)
+
+
+def _store(
+    writer: NodeWriter, linear: QuantizedLinear, layout: BlockLayout, *, one_scale: bool
+) -> tuple[ir.Value, ...]:
+    """Codes, scales and, for an asymmetric grid, zero points.
+
+    Scales are ``[N, blocks]``; where a channel has one, ``[N]`` if ``one_scale`` or for :func:`_scales`.
+    """
     initializers = writer.model.graph.initializers
     grid = linear.grid
     codes = column_codes(initializers, grid, linear.in_features)
@@ -154,7 +248,9 @@ def _store(writer: NodeWriter, linear: QuantizedLinear, layout: BlockLayout) -> 
     scales = initializers[grid.scales].const_value
     assert scales is not None
     rows = scales.numpy().T
-    if rows.shape[1] != layout.blocks:
+    if one_scale and rotated.scale_group(linear) == 0:
+        rows = rows[:, 0]
+    elif rows.shape[1] != layout.blocks:
         afterwards = grid.bits == 4 and scales.dtype == ir.DataType.FLOAT
         rows = rows[:, 0] if afterwards else np.repeat(rows, layout.blocks, axis=1)
     parts.append(writer.weight(rows, scales.dtype, f"{linear.tensor}.row_scales"))
@@ -170,12 +266,13 @@ def _row_zeros(writer: NodeWriter, table: QuantizedTable, parts: tuple[ir.Value,
     """Zero points of a shared table, one for each scale and a byte each; None where they are the middle."""
     if table.grid.symmetric:
         return None
-    if table.grid.bits == 8:
+    by_row = parts[1].shape is not None and len(parts[1].shape) == 1
+    if table.grid.bits == 8 and not by_row:
         return parts[2]
     content = writer.model.graph.initializers[table.grid.zeros or ""].const_value
     assert content is not None
     rows = content.numpy().T
-    if parts[1].shape is not None and len(parts[1].shape) == 1:
+    if by_row:
         rows = rows[:, 0]
     return writer.weight(rows, ir.DataType.UINT8, f"{table.tensor}.token_zeros")
 
@@ -216,13 +313,18 @@ def _drop_inferred_types(model: ir.Model) -> None:
 def _notes(lowered: Sequence[_Lowered], left: Sequence[QuantizedActivation]) -> tuple[str, ...]:
     """What to say; ``left`` are the activations that are still rounded by nodes of their own."""
     notes: list[str] = []
-    if any(x.rounding is not None and x.rounding.bits == 8 for x in lowered):
+    ours, theirs = [x for x in lowered if x.is_ours], [x for x in lowered if not x.is_ours]
+    if ours:
+        notes.append(_OURS_NOTE)
+    if any(x.rounding is None for x in ours):
+        notes.append(_HEAD_NOTE)
+    if any(x.rounding is not None and x.rounding.bits == 8 for x in theirs):
         notes.append(_BLOCK_NOTE)
     if any(record.bits == 4 for record in left):
         notes.append(_INT4_NOTE)
     if any(record.bits == 8 for record in left):
         notes.append(_FLOAT_NOTE)
-    eight = [x for x in lowered if x.linear.grid.bits == 8]
+    eight = [x for x in theirs if x.linear.grid.bits == 8]
     free = sum(x.rounding is None for x in eight)
     if free:
         notes.append(_LEVEL_NOTE.format(count=free))

@@ -20,7 +20,7 @@ def possible_head_sizes(proto: onnx.ModelProto) -> list[int]:
         heads = [numbers[name] for name in _COUNTS if numbers.get(name)]
         if heads:
             counts |= {*heads, heads[0] + 2 * heads[-1]}
-        if node.op_type == "MatMulNBits":
+        if node.op_type in ("MatMulNBits", "RotatedMatMul"):
             widths.add(numbers.get("N", 0))
     if not counts:
         return []

@@ -13,7 +13,8 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -79,6 +80,41 @@ class _CacheInput:
     """``[batch, heads, 0, width]`` with 0 for the batch too; both are set at run time. ``[2, batch, heads, 0, width]``
     where keys and values are one tensor."""
     dtype: Any
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What one run takes."""
+
+    tokens: np.ndarray
+    past: int
+    names: tuple[str, ...]
+    feeds: dict[str, Any]
+
+    def leaves(self, results: Sequence[Any]) -> Cache:
+        """The cache that a run leaves: its results behind the logits, or all tokens so far."""
+        total = self.past + self.tokens.shape[1]
+        return Cache(total, tuple(results[1:])) if len(self.names) > 1 else Cache(total, tokens=self.tokens)
+
+
+class Bound:
+    """One run of a :class:`DecoderSession` whose inputs and outputs are bound; made by :meth:`DecoderSession.bind`."""
+
+    def __init__(self, session: DecoderSession, request: _Request, binding: Any) -> None:
+        self._session, self._request, self._binding = session, request, binding
+
+    def run(self) -> None:
+        """Run.
+
+        Raises:
+            InputRefused: ONNX Runtime fails on these inputs.
+        """
+        with self._session._words(self._request):
+            self._session._session.run_with_iobinding(self._binding)
+
+    def cache(self) -> Cache:
+        """What the run left for the next; no copy."""
+        return self._request.leaves(self._binding.get_outputs())
 
 
 class DecoderSession:
@@ -200,40 +236,62 @@ class DecoderSession:
         """
         tokens = np.ascontiguousarray(tokens, dtype=np.int64)
         new = tokens.shape[1]
+        request = self._request(tokens, cache)
+        with self._words(request):
+            results = self._call(request.names, request.feeds)
+        logits = _array(results[0])
+        if logits.dtype in (np.float16, ml_dtypes.bfloat16):
+            logits = logits.astype(np.float32)
+        return logits[:, -new:], request.leaves(results)
+
+    def bind(self, tokens: np.ndarray, cache: Cache | None = None) -> Bound:
+        """The same run as :meth:`run`, made ready: what is left is ONNX Runtime's own work, so that it can be timed."""
+        request = self._request(np.ascontiguousarray(tokens, dtype=np.int64), cache)
+        return Bound(self, request, self._binding(request.names, request.feeds))
+
+    def _request(self, tokens: np.ndarray, cache: Cache | None) -> _Request:
         if not self._caches and cache is not None and cache.tokens is not None:
             tokens = np.concatenate([cache.tokens, tokens], axis=1)
         past = cache.length if cache is not None and self._caches else 0
         feeds = self._feeds(tokens, past)
         for position, entry in enumerate(self._caches):
             feeds[entry.name] = cache.tensors[position] if cache is not None else _empty(entry, len(tokens))
-        names = [self._logits, *(entry.present for entry in self._caches)]
+        names = (self._logits, *(entry.present for entry in self._caches))
+        return _Request(tokens, past, names, feeds)
+
+    @contextmanager
+    def _words(self, request: _Request) -> Iterator[None]:
+        """Give what ONNX Runtime says about a run the words of a refusal."""
         try:
-            results = self._call(names, feeds)
+            yield
         except Exception as error:  # as above
+            rows, count = request.tokens.shape
             raise InputRefused(
                 "ONNX Runtime failed to run the model",
-                where=f"{self.path}: {tokens.shape[0]} x {tokens.shape[1]} tokens after {past}",
+                where=f"{self.path}: {rows} x {count} tokens after {request.past}",
                 why=str(error).strip()[:600],
                 do="check that the tokens fit the model's vocabulary and length",
             ) from error
-        logits = _array(results[0])
-        if logits.dtype in (np.float16, ml_dtypes.bfloat16):
-            logits = logits.astype(np.float32)
-        total = past + tokens.shape[1]
-        if self._caches:
-            return logits, Cache(total, tuple(results[1:]))
-        return logits[:, -new:], Cache(total, tokens=tokens)
 
     def _call(self, names: Sequence[str], feeds: Mapping[str, Any]) -> Any:
         if not self._idle:
             return self._session.run_with_ort_values(names, feeds)
-        binding = self._session.io_binding()  # the other road insists on every input
+        binding = self._binding(names, feeds)  # the other road insists on every input
+        self._session.run_with_iobinding(binding)
+        return binding.get_outputs()
+
+    def _binding(self, names: Sequence[str], feeds: Mapping[str, Any]) -> Any:
+        binding = self._session.io_binding()
         for name, value in feeds.items():
             binding.bind_ortvalue_input(name, value)
         for name in names:
             binding.bind_output(name)
-        self._session.run_with_iobinding(binding)
-        return binding.get_outputs()
+        return binding
+
+    def repeat(self, cache: Cache, batch: int) -> Cache:
+        """A cache of one row for ``batch`` equal rows; copies."""
+        grown = tuple(_value(np.repeat(_array(value), batch, axis=-4)) for value in cache.tensors)
+        return replace(cache, tensors=grown)
 
     def _feeds(self, tokens: np.ndarray, past: int) -> dict[str, Any]:
         batch, count = tokens.shape

@@ -22,6 +22,7 @@ _QUANTIZED_OPS = frozenset(
         *("QLinearMatMul", "QLinearConv", "MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "GatherBlockQuantized"),
         *("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulInteger16", "QGemm", "QAttention", "QMoE"),
         *("QEmbedLayerNormalization", "DequantizeBFP", "QuantizeBFP", "DynamicQuantizeLSTM", "QOrderedMatMul"),
+        "RotatedMatMul",
         *("QOrderedAttention", "QOrderedLayerNormalization", "QuantizeWithOrder", "DequantizeWithOrder"),
     }
 )

@@ -45,6 +45,11 @@ def has_custom_ops() -> bool:
     return bool(_LIBRARIES.get())
 
 
+def given_libraries() -> tuple[Path, ...]:
+    """The libraries that are given here, for other processes to be given them too."""
+    return _LIBRARIES.get()
+
+
 def register_custom_ops(session_options: ort.SessionOptions) -> None:
     """Give sessions made with these options the libraries that are given here.
 

@@ -11,12 +11,13 @@ node: defaults of a function do not reach a kernel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from graphrot.errors import InputRefused, UsageError
+from graphrot.ops.body import FunctionBody
 from graphrot.plan.types import MatrixRef
 from graphrot.rotation.hadamard import factor_matrix, sylvester
 from graphrot.rotation.orthogonal import reference_split
@@ -70,10 +71,25 @@ def hadamard_node(x: ir.Value, matrix: MatrixRef, output_name: str, *, transpose
             where=f"output {output_name!r}",
             why="random signs and mean-preserving matrices exist in folded rotations only",
         )
+    output = ir.Value(name=output_name, shape=x.shape, type=x.type)
+    attributes = transform_attributes(matrix, transpose=transpose)
+    return ir.Node(DOMAIN, OP_TYPE, [x], attributes, outputs=[output], name=output_name)
+
+
+def transform_attributes(matrix: MatrixRef, *, transpose: bool = False) -> list[ir.Attr]:
+    """The attributes (:data:`ATTRIBUTES`) that say by which matrix is transformed.
+
+    Args:
+        matrix: hadamard, hartley or block-hadamard; its signs do not count.
+        transpose: transform by the transposed matrix.
+
+    Raises:
+        UsageError: the matrix is not structured.
+    """
     split = reference_split(matrix)
     factor = np.ascontiguousarray(factor_matrix(split).T if transpose else factor_matrix(split))
     left, right = split.levels // 2, split.levels - split.levels // 2
-    attributes = [
+    return [
         ir.AttrInt64("size", split.size),
         ir.AttrString("construction", f"{split.construction} transposed" if transpose else split.construction),
         ir.AttrFloat32("scale", split.size**-0.5),
@@ -83,54 +99,52 @@ def hadamard_node(x: ir.Value, matrix: MatrixRef, output_name: str, *, transpose
         ir.AttrInt64s("shape", [-1, split.order, 1 << left, 1 << right]),
         ir.AttrInt64s("shape3", [-1, split.order, 1 << split.levels]),
     ]
-    output = ir.Value(name=output_name, shape=x.shape, type=x.type)
-    return ir.Node(DOMAIN, OP_TYPE, [x], attributes, outputs=[output], name=output_name)
 
 
-class _Body:
-    """Collects the nodes of a function body."""
+def transform_nodes(body: FunctionBody, x: ir.Value) -> ir.Value:
+    """The transform of float32 ``x`` by the matrix in the function's attributes.
 
-    def __init__(self) -> None:
-        self.nodes: list[ir.Node] = []
+    The scale comes first, so that no sum leaves the range that the result has.
+    """
 
-    def add(self, op_type: str, name: str, inputs: Sequence[ir.Value], attributes: Sequence[ir.Attr] = ()) -> ir.Value:
-        output = ir.Value(name=name)
-        self.nodes.append(ir.Node("", op_type, inputs, attributes, outputs=[output]))
-        return output
+    def matrix(name: str) -> ir.Value:
+        return body.cast(body.attribute(name), ir.DataType.FLOAT, f"{name}_float")
 
-    def attribute(self, form: str, name: str) -> ir.Value:
-        """A Constant whose value is the attribute ``name`` of the calling node."""
-        return self.add("Constant", name, [], [ir.RefAttr(form, name, ATTRIBUTES[name])])
-
-    def matrix(self, name: str) -> ir.Value:
-        to_float = ir.AttrInt64("to", ir.DataType.FLOAT)
-        return self.add("Cast", f"{name}_float", [self.attribute("value", name)], [to_float])
+    scaled = body.add("Mul", "X_scaled", [x, body.attribute("scale")])
+    blocks = body.add("Reshape", "X_blocks", [scaled, body.attribute("shape")])
+    by_right = body.add("MatMul", "Y_right", [blocks, matrix("right")])
+    by_left = body.add("MatMul", "Y_left", [matrix("left"), by_right])
+    rows = body.add("Reshape", "Y_rows", [by_left, body.attribute("shape3")])
+    transposed = body.add("Transpose", "factor_transposed", [matrix("factor")], [ir.AttrInt64s("perm", [1, 0])])
+    by_factor = body.add("MatMul", "Y_factor", [transposed, rows])
+    shape = body.add("Shape", "X_shape", [x])
+    return body.add("Reshape", "Y_float", [by_factor, shape], [ir.AttrInt64("allowzero", 1)])
 
 
 def hadamard_function(opset: int = 21) -> ir.Function:
     """The model-local function ``graphrot::HadamardTransform`` in standard operators.
 
-    The scale comes first, so that no sum leaves the range that the result has.
-
     Args:
         opset: version of the standard operators, that of the model (15 or later).
     """
-    body = _Body()
+    body = FunctionBody(ATTRIBUTES)
     x = ir.Value(name="X")
-    as_float = body.add("Cast", "X_float", [x], [ir.AttrInt64("to", ir.DataType.FLOAT)])
-    scaled = body.add("Mul", "X_scaled", [as_float, body.attribute("value_float", "scale")])
-    blocks = body.add("Reshape", "X_blocks", [scaled, body.attribute("value_ints", "shape")])
-    by_right = body.add("MatMul", "Y_right", [blocks, body.matrix("right")])
-    by_left = body.add("MatMul", "Y_left", [body.matrix("left"), by_right])
-    rows = body.add("Reshape", "Y_rows", [by_left, body.attribute("value_ints", "shape3")])
-    transposed = body.add("Transpose", "factor_transposed", [body.matrix("factor")], [ir.AttrInt64s("perm", [1, 0])])
-    by_factor = body.add("MatMul", "Y_factor", [transposed, rows])
-    shape = body.add("Shape", "X_shape", [x])
-    flat = body.add("Reshape", "Y_float", [by_factor, shape], [ir.AttrInt64("allowzero", 1)])
-    y = body.add("CastLike", "Y", [flat, x])
-    graph = ir.Graph([x], [y], nodes=body.nodes, opset_imports={"": opset}, name=OP_TYPE)
-    declared = [ir.Attr(name, kind, None) for name, kind in ATTRIBUTES.items()]
-    return ir.Function(DOMAIN, OP_TYPE, graph=graph, attributes=declared)
+    y = body.add("CastLike", "Y", [transform_nodes(body, body.cast(x, ir.DataType.FLOAT, "X_float")), x])
+    return declared_function(OP_TYPE, [x], y, body, ATTRIBUTES, {"": opset})
+
+
+def declared_function(
+    op_type: str,
+    inputs: Sequence[ir.Value],
+    output: ir.Value,
+    body: FunctionBody,
+    attributes: Mapping[str, ir.AttributeType],
+    imports: dict[str, int],
+) -> ir.Function:
+    """A function of the domain with these attributes, all without defaults."""
+    graph = ir.Graph(inputs, [output], nodes=body.nodes, opset_imports=imports, name=op_type)
+    declared = [ir.Attr(name, kind, None) for name, kind in attributes.items()]
+    return ir.Function(DOMAIN, op_type, graph=graph, attributes=declared)
 
 
 def ensure_function(model: ir.Model) -> None:
@@ -139,14 +153,19 @@ def ensure_function(model: ir.Model) -> None:
     Raises:
         InputRefused: the model's standard opset is too old for the function.
     """
+    add_function(model, OP_TYPE, hadamard_function, OLDEST_OPSET)
+
+
+def add_function(model: ir.Model, op_type: str, make: Callable[[int], ir.Function], oldest_opset: int) -> None:
+    """As :func:`ensure_function`, for any function of the domain that ``make`` makes for an opset."""
     opset = model.opset_imports.get("", 0)
-    if opset < OLDEST_OPSET:
+    if opset < oldest_opset:
         raise InputRefused(
-            f"The model uses opset {opset}, and {OP_TYPE} needs {OLDEST_OPSET} or later",
+            f"The model uses opset {opset}, and {op_type} needs {oldest_opset} or later",
             do="export it with a later opset",
         )
     model.opset_imports.setdefault(DOMAIN, VERSION)
     model.ir_version = max(model.ir_version, _FUNCTIONS_IR)
-    key = (DOMAIN, OP_TYPE, "")
+    key = (DOMAIN, op_type, "")
     if key not in model.functions:
-        model.functions[key] = hadamard_function(opset)
+        model.functions[key] = make(opset)

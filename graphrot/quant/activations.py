@@ -6,7 +6,9 @@ from typing import Literal
 
 import numpy as np
 
-EPSILON = 1e-5
+from graphrot.ops.rotated_matmul import EPSILON as LEAST_ROW
+
+EPSILON = LEAST_ROW
 """Least largest magnitude of a token: keeps the scale of a token of zeros above zero, also in float16."""
 
 

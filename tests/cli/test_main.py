@@ -16,7 +16,7 @@ from graphrot.errors import CheckFailed, EnvironmentProblem, GraphrotError, Inpu
 
 
 def test_the_list_of_commands() -> None:
-    assert [name for name, _ in COMMANDS] == ["convert", "inspect", "verify", "eval", "generate", "doctor"]
+    assert [name for name, _ in COMMANDS] == ["convert", "inspect", "verify", "eval", "generate", "bench", "doctor"]
 
 
 @pytest.mark.parametrize("name", ["", *(name for name, _ in COMMANDS)])
@@ -45,7 +45,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         ["convert", "demo", "-o", "x", "--nonsense"],
         ["convert", "demo", "-o", "x", "--seed", "many"],
         ["learn", "demo"],
-        ["bench", "x"],
+        ["bench"],
         ["report", "x"],
         ["doctor", "more"],
         ["generate", "x"],

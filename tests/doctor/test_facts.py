@@ -34,7 +34,10 @@ def test_this_machine_passes() -> None:
     for name in (
         "kernel HadamardTransform float",
         "kernel HadamardTransform bfloat16",
+        "kernel RotatedMatMul float",
+        "kernel RotatedMatMul bfloat16",
         "function HadamardTransform float",
+        "function RotatedMatMul float",
     ):
         assert name in names
     for check in report["checks"]:
@@ -87,11 +90,12 @@ def test_a_runtime_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_model_that_does_not_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(name: str, *, library: bool) -> float:
+    def broken(op: str, name: str, *, library: bool) -> float:
         raise RuntimeError("no\nkernel")
 
     monkeypatch.setattr(probe, "_error", broken)
-    assert probe._run("float", library=True) == {"type": "float", "failure": "RuntimeError: no kernel"}
+    found = probe._run("RotatedMatMul", "float", library=True)
+    assert found == {"op": "RotatedMatMul", "type": "float", "failure": "RuntimeError: no kernel"}
 
 
 def test_the_gpu_is_what_nvidia_smi_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -24,6 +24,8 @@ from graphrot.quant.rtn import quantize_rtn
 from tests.passes_quant.graphs import PLAN, Example
 
 Bits = Literal[4, 8]
+Target = Literal["portable", "ort", "graphrot"]
+"""``ort`` and ``graphrot``: the target ort, with the one's or the other's kernels."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Lowered:
     linears: tuple[QuantizedLinear, ...]
 
 
-def lower(example: Example, setting: Setting, target: Literal["portable", "ort"], folder: Path) -> Lowered:
+def lower(example: Example, setting: Setting, target: Target, folder: Path) -> Lowered:
     """The example in a target's form; a table that is not shared leaves the head float."""
     model = example.model()
     store = WeightStore(folder)
@@ -73,12 +75,15 @@ def lower(example: Example, setting: Setting, target: Literal["portable", "ort"]
         weights = QuantizeWeights(PLAN, [(x, tensors[x.node]) for x in example.linears], store=store)
         weights(model)
         linears = [*weights.records, *linears]
-    records = {
+    records: dict[str, Any] = {
         "linears": linears,
         "tables": [] if tables is None else tables.records,
         "activations": [] if rounding is None else rounding.records,
     }
-    report = emit_portable(model, **records) if target == "portable" else emit_ort(model, store=store, **records)
+    if target == "portable":
+        report = emit_portable(model, **records)
+    else:
+        report = emit_ort(model, store=store, kernels=target, **records)
     return Lowered(model, report, tuple(linears))
 
 
@@ -87,10 +92,11 @@ def table_of(example: Example, setting: Setting) -> QuantizedTensor:
     return quantize_rtn(example.weights["table"], setting.table)
 
 
-def expected(example: Example, setting: Setting, tokens: np.ndarray, target: Literal["portable", "ort"]) -> np.ndarray:
+def expected(example: Example, setting: Setting, tokens: np.ndarray, target: Target) -> np.ndarray:
     """Float64 with decoded weights, and the rounding of inputs that the target stands for.
 
-    ``portable``: per token. ``ort``: 8-bit activations, and the inputs of 8-bit weights, per block.
+    ``portable``: per token. ``ort``: 8-bit activations, and the inputs of 8-bit weights, per block. ``graphrot``: per
+    token, that of an 8-bit head with 8 bits; as ``ort`` where activations are not rounded.
     """
     widths = {"a": example.dim, "g": example.dim, "d": example.ffn, "logits": example.dim}
 
@@ -98,11 +104,17 @@ def expected(example: Example, setting: Setting, tokens: np.ndarray, target: Lit
         grid = setting.weights if node != "logits" else (setting.table if setting.tied else None)
         bits = None if node == "logits" else setting.activations
         single = x.astype(np.float32)
-        if bits is not None and not (target == "ort" and grid is not None and bits == 8):
-            single = fake_quantize_tokens(single, bits)
-        elif bits is None and not (target == "ort" and grid is not None and grid.bits == 8):
+        eight = grid is not None and grid.bits == 8
+        if node == "logits" and eight and setting.activations is not None and target == "graphrot":
+            bits = 8
+        by_block = grid is not None and (
+            (target == "ort" and (bits == 8 or eight)) or (target == "graphrot" and bits is None and eight)
+        )
+        if bits is None and not by_block:
             return x
-        if target == "ort" and grid is not None and (bits == 8 or grid.bits == 8):
+        if bits is not None and not (by_block and bits == 8):
+            single = fake_quantize_tokens(single, bits)
+        if by_block and grid is not None:
             stored = StoredGrid("", "", None, grid.bits, grid.group, grid.symmetric)
             single = fake_quantize_blocks(single, block_layout(stored, widths[node]).block)
         return single.astype(np.float64)

@@ -56,6 +56,28 @@ def test_pieces_give_what_the_whole_gives(name: str, pieces: tuple[int, ...]) ->
     assert np.abs(np.concatenate(parts, axis=1) - whole).max() <= 1e-5 * np.abs(whole).max()
 
 
+@pytest.mark.parametrize("name", ["llama", "cacheless"])
+def test_a_bound_run_is_the_same_run(name: str, tmp_path: Path) -> None:
+    path = tiny_onnx(name) if name == "llama" else _decoder(tmp_path, CACHELESS, CACHELESS_INPUTS)
+    decoder = open_decoder(path, threads=1)
+    tokens = _tokens(1, 9) % 7
+    whole, _ = decoder.run(tokens)
+    bound = decoder.bind(tokens[:, :4])
+    bound.run()
+    cache = bound.cache()
+    assert cache.length == 4
+    rest, _ = decoder.run(tokens[:, 4:], cache)
+    assert np.abs(rest - whole[:, 4:]).max() <= 1e-5 * np.abs(whole).max()
+
+
+def test_a_bound_run_that_fails_is_refused_in_the_same_words() -> None:
+    decoder = open_decoder(tiny_onnx("llama"), threads=1)
+    _, cache = decoder.run(_tokens(1, 4))
+    bound = decoder.bind(np.array([[VOCAB]]), cache)
+    with pytest.raises(InputRefused, match="1 x 1 tokens after 4"):
+        bound.run()
+
+
 def test_a_cache_can_be_used_twice() -> None:
     decoder = open_decoder(tiny_onnx("llama"), threads=1)
     _, cache = decoder.run(_tokens(1, 5))

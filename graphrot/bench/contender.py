@@ -1,0 +1,128 @@
+"""One of the models that run side by side: where its file lies, and the pieces of work that are timed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from graphrot.bench.timing import Stopwatch
+from graphrot.errors import InputRefused
+from graphrot.evaluate.session import Cache, DecoderSession
+
+GENAI = "onnxruntime-genai"
+_OURS, _PLAIN = "graphrot", "onnx"
+_CONFIG, _REPORT = "genai_config.json", "graphrot.json"
+_CHUNK = 256
+"""Tokens of one run while a cache is filled: the logits of a long context at once are gigabytes."""
+
+
+def find_file(model: Path) -> tuple[Path, str]:
+    """The .onnx file of a model, and what it is: ``graphrot``, ``onnxruntime-genai`` or ``onnx``.
+
+    Args:
+        model: an .onnx file; a folder that ``convert`` wrote; a folder of onnxruntime-genai; any with ``model.onnx``.
+
+    Raises:
+        InputRefused: there is no such file, or the folder is none of these.
+    """
+    if model.is_file():
+        return model, _PLAIN
+    if not model.is_dir():
+        raise InputRefused("There is no such model", where=str(model), do="give an .onnx file or a folder with one")
+    kind = _OURS if (model / _REPORT).is_file() else GENAI if (model / _CONFIG).is_file() else _PLAIN
+    path = model / (_decoder_of(model / _CONFIG) if kind == GENAI else "model.onnx")
+    if not path.is_file():
+        raise InputRefused(
+            "The folder holds no model",
+            where=str(model),
+            why=f"it has no {path.name}",
+            do="give a folder that convert wrote, one of onnxruntime-genai's model builder, or an .onnx file",
+        )
+    return path, kind
+
+
+def _decoder_of(config: Path) -> str:
+    try:
+        name = json.loads(config.read_text(encoding="utf-8"))["model"]["decoder"]["filename"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputRefused(
+            "The folder's genai_config.json names no decoder",
+            where=str(config),
+            why=f"{type(error).__name__}: {error}",
+            do="give the decoder's .onnx file itself",
+        ) from error
+    return str(name)
+
+
+class Contender:
+    """A decoder with a KV cache, and its timed work. All are run the same way.
+
+    A run's inputs and outputs are bound beforehand and outside of the time; outputs, the grown cache among them, are
+    the runtime's to make, so that every model copies its cache, also where a buffer could be shared.
+
+    Args:
+        model: see :func:`find_file`.
+        threads: of ONNX Runtime.
+        batch: rows.
+
+    Raises:
+        InputRefused: it is no decoder, has no KV cache, or takes another batch only.
+    """
+
+    def __init__(self, model: Path, *, threads: int, batch: int) -> None:
+        self.model = model
+        self.path, self.kind = find_file(model)
+        self.decoder = DecoderSession(self.path, threads=threads)
+        if not self.decoder.has_cache:
+            raise InputRefused(
+                "The model has no KV cache",
+                where=str(self.path),
+                why="without one every token runs all tokens before it again, so that decoding is no figure of its own",
+                do="export it with past_key_values.N.key/value and present.N.key/value",
+            )
+        if self.decoder.batch not in (None, batch):
+            raise InputRefused(
+                f"The model takes a batch of {self.decoder.batch} only",
+                where=str(self.path),
+                why=f"asked for {batch}",
+                do=f"use --batch {self.decoder.batch}, or export it with an open batch",
+            )
+        self._batch = batch
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids below it are valid."""
+        return self.decoder.vocabulary
+
+    def fill(self, tokens: np.ndarray) -> Cache:
+        """The cache that ``tokens [context]`` leave, for every row of the batch."""
+        rows = np.broadcast_to(tokens, (self.decoder.batch or 1, len(tokens)))
+        size = _CHUNK if self.decoder.continues else len(tokens)
+        cache: Cache | None = None
+        for start in range(0, len(tokens), size):
+            bound = self.decoder.bind(rows[:, start : start + size], cache)
+            bound.run()
+            cache = bound.cache()
+        assert cache is not None, "a context has a token at least"
+        return cache if len(rows) == self._batch else self.decoder.repeat(cache, self._batch)
+
+    def prefill(self, tokens: np.ndarray) -> Stopwatch:
+        """Run ``tokens [count]`` from an empty cache, in every row at once."""
+        watch = Stopwatch()
+        bound = self.decoder.bind(np.broadcast_to(tokens, (self._batch, len(tokens))))
+        with watch:
+            bound.run()
+        return watch
+
+    def decode(self, tokens: Sequence[int], cache: Cache) -> Stopwatch:
+        """Run ``tokens`` one after the other, each after the cache that the one before left."""
+        watch = Stopwatch()
+        for token in tokens:
+            bound = self.decoder.bind(np.full((self._batch, 1), token, dtype=np.int64), cache)
+            with watch:
+                bound.run()
+            cache = bound.cache()
+        return watch
