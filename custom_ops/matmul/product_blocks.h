@@ -99,9 +99,10 @@ void run(const ProductProblem& problem, const QuantizedRows& rows, std::size_t c
   auto* totals = static_cast<float*>(scratch);
   auto* buffer = reinterpret_cast<std::uint8_t*>(totals + (count < kRowBlock ? count : kRowBlock) * kTileColumns);
   if (count <= V::kDirect) {
-    for (std::size_t tile = first_tile; tile < last_tile; tile += kStreams) {
-      const std::size_t last = last_tile - tile < kStreams ? last_tile : tile + kStreams;
-      few_rows<V>(problem, rows, count, tile, last, to, out_stride, totals);
+    const std::size_t tiles = last_tile - first_tile, turns = (tiles + kStreams - 1) / kStreams;
+    for (std::size_t turn = 0; turn < turns; ++turn) {  // of nearly equal size: nine tiles are five and four
+      few_rows<V>(problem, rows, count, first_tile + tiles * turn / turns, first_tile + tiles * (turn + 1) / turns, to,
+                  out_stride, totals);
     }
     return;
   }
