@@ -15,6 +15,7 @@ namespace {
 struct Avx2 {
   static constexpr int kLevels = 3;
   static constexpr int kChunk = 3;
+  static constexpr bool kSingles = true;  // one() and put() exist
 
   __m256 v;
 

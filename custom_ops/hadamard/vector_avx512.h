@@ -15,6 +15,7 @@ namespace {
 struct Avx512 {
   static constexpr int kLevels = 4;
   static constexpr int kChunk = 4;
+  static constexpr bool kSingles = false;  // single values are left to AVX2
 
   __m512 v;
 

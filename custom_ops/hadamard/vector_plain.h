@@ -12,6 +12,7 @@ namespace {
 struct Plain {
   static constexpr int kLevels = 3;
   static constexpr int kChunk = 3;
+  static constexpr bool kSingles = true;  // one() and put() exist
   static constexpr std::size_t kWidth = std::size_t{1} << kLevels;
 
   float lane[kWidth];

@@ -9,6 +9,10 @@ std::size_t rows_scratch_floats(const RowsProblem& problem) {
 }
 
 const RowsKernels& rows_kernels(Isa isa) {
+#if GRAPHROT_X86
+  if (isa >= Isa::kAvx512) return rows_avx512();  // what comes after it has it too
+  if (isa == Isa::kAvx2) return rows_avx2();
+#endif
   (void)isa;
   return rows_scalar();
 }
