@@ -1,5 +1,6 @@
 #include "hadamard/hadamard.h"
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <string>
@@ -9,6 +10,7 @@ namespace {
 
 constexpr std::size_t kPanel = 16;   // shortest inner loop, in floats
 constexpr std::size_t kColumns = 4;  // columns of the factor that are packed together
+constexpr std::size_t kMostRows = 65535;  // that a plan can name
 constexpr std::int64_t kLargestSize = std::int64_t{1} << 24;
 
 void check_orthogonal(const std::vector<float>& factor, std::size_t order) {
@@ -38,9 +40,49 @@ void check_orthogonal(const std::vector<float>& factor, std::size_t order) {
   }
 }
 
+// Which of the eight sums of mix.h has these signs after the first, which is a plus.
+std::size_t sum_of_signs(bool b, bool c, bool d) {
+  constexpr std::size_t kByLastTwo[2][2] = {{0, 1}, {2, 3}};
+  return (b ? 4 : 0) + kByLastTwo[c ? 1 : 0][c == d ? (c ? 1 : 0) : (c ? 0 : 1)];
+}
+
+// The plan that HadamardProblem describes, or nothing where the factor is not of that kind.
+std::vector<std::uint16_t> plan_sums(const std::vector<float>& factor, std::size_t order, std::size_t columns) {
+  std::vector<std::uint16_t> plan;
+  bool signs = order > 0 && order % 4 == 0 && order <= kMostRows;
+  for (const float entry : factor) signs = signs && (entry == 1.0f || entry == -1.0f);
+  if (!signs) return plan;
+  const std::size_t quads = order / 4, slabs = (quads + kSumsInSlab - 1) / kSumsInSlab;
+  std::vector<std::vector<std::uint16_t>> rows(order);
+  for (std::size_t slab = 0; slab < slabs; ++slab) {
+    const std::size_t first = quads * slab / slabs, last = quads * (slab + 1) / slabs;
+    plan.push_back(static_cast<std::uint16_t>(last - first));
+    for (std::size_t row = 0; row < order; ++row) {
+      std::vector<std::uint16_t> minus;
+      rows[row] = {static_cast<std::uint16_t>(row), 0};
+      for (std::size_t quad = first; quad < last; ++quad) {
+        bool negative[4];
+        for (std::size_t i = 0; i < 4; ++i) negative[i] = factor[(4 * quad + i) * order + row] < 0;
+        const bool flip = negative[0];
+        const std::size_t sum = sum_of_signs(negative[1] != flip, negative[2] != flip, negative[3] != flip);
+        const std::size_t place = ((quad - first) * kSumsOfFour + sum) * columns * kSumFloats;
+        (flip ? minus : rows[row]).push_back(static_cast<std::uint16_t>(place));
+      }
+      rows[row][1] = static_cast<std::uint16_t>(rows[row].size() - 2);
+      rows[row].insert(rows[row].end(), minus.begin(), minus.end());
+    }
+    // Rows with as many terms to add stand together, so that branches are foreseen.
+    std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a[1] < b[1]; });
+    for (const auto& row : rows) plan.insert(plan.end(), row.begin(), row.end());
+    std::sort(rows.begin(), rows.end());
+  }
+  return plan;
+}
+
 }  // namespace
 
-HadamardTransform::HadamardTransform(std::int64_t size, const std::vector<float>& factor, std::int64_t order, float scale)
+HadamardTransform::HadamardTransform(std::int64_t size, const std::vector<float>& factor, std::int64_t order,
+                                     float scale)
     : problem_{} {
   if (size < 1 || size > kLargestSize) {
     throw std::invalid_argument("attribute 'size' is " + std::to_string(size) + "; it must be from 1 to " +
@@ -59,6 +101,20 @@ HadamardTransform::HadamardTransform(std::int64_t size, const std::vector<float>
   }
   const auto k = static_cast<std::size_t>(order);
   check_orthogonal(factor, k);
+  problem_.size = static_cast<std::size_t>(size);
+  problem_.order = k;
+  while ((std::int64_t{1} << problem_.levels) < width) ++problem_.levels;
+  problem_.group = static_cast<std::size_t>(width) >= kPanel ? 1 : kPanel / static_cast<std::size_t>(width);
+  problem_.scale = k == 1 ? scale * factor[0] : scale;  // a factor of order 1 is a sign
+  const std::size_t stride = problem_.group << problem_.levels;
+  problem_.columns = stride >= 4 * kSumFloats ? 4 : stride / kSumFloats;
+  sums_ = plan_sums(factor, k, problem_.columns);
+  if (!sums_.empty()) {
+    problem_.sums = sums_.data();
+    terms_ = k / 4 + 3;
+    return;
+  }
+  terms_ = k;
   const std::size_t groups = (k + kColumns - 1) / kColumns;
   packed_.assign(groups * k * kColumns, 0.0f);
   for (std::size_t row = 0; row < k; ++row) {
@@ -66,17 +122,19 @@ HadamardTransform::HadamardTransform(std::int64_t size, const std::vector<float>
       packed_[((column / kColumns) * k + row) * kColumns + column % kColumns] = factor[row * k + column];
     }
   }
-  problem_.size = static_cast<std::size_t>(size);
-  problem_.order = k;
-  while ((std::int64_t{1} << problem_.levels) < width) ++problem_.levels;
-  problem_.group = static_cast<std::size_t>(width) >= kPanel ? 1 : kPanel / static_cast<std::size_t>(width);
-  problem_.scale = k == 1 ? scale * factor[0] : scale;  // a factor of order 1 is a sign
   problem_.factor = packed_.data();
+}
+
+std::size_t hadamard_scratch_floats(const HadamardProblem& problem) {
+  const std::size_t panel = problem.size * problem.group;
+  if (problem.sums == nullptr) return 2 * panel;
+  const std::size_t tile = problem.columns * kSumFloats;
+  return panel + (kSumsInSlab * kSumsOfFour + problem.order) * tile;
 }
 
 const HadamardKernels& hadamard_kernels(Isa isa) {
 #if GRAPHROT_X86
-  if (isa >= Isa::kAvx512) return hadamard_avx512();
+  if (isa >= Isa::kAvx512) return hadamard_avx512();  // what comes after it has it too
   if (isa == Isa::kAvx2) return hadamard_avx2();
 #endif
   (void)isa;

@@ -46,6 +46,10 @@ struct RowsKernels {
 };
 
 const RowsKernels& rows_scalar();
+#if GRAPHROT_X86
+const RowsKernels& rows_avx2();
+const RowsKernels& rows_avx512();
+#endif
 const RowsKernels& rows_kernels(Isa isa);
 
 std::size_t rows_scratch_floats(const RowsProblem& problem);
