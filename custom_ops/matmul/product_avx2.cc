@@ -214,6 +214,7 @@ inline void for_groups(const Part& part, const Add& add) {
 }
 
 struct Avx2 {
+  static constexpr std::size_t kSums = 1;  // sixteen registers do not hold those of two tiles
   static constexpr std::size_t kDirect = 2;
   static constexpr std::size_t kRows = 2;
   static constexpr std::size_t kChannels = 512;

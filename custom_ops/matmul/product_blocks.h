@@ -72,6 +72,38 @@ void few_rows(const ProductProblem& problem, const QuantizedRows& rows, std::siz
   }
 }
 
+// The largest of `Tiles`, `Tiles` - 1, ... that is `tiles`.
+template <class V, int Rows, int Tiles>
+void together(std::size_t tiles, const Part& part) {
+  if (tiles == Tiles) return V::template together<Rows, Tiles>(part);
+  if constexpr (Tiles > 1) together<V, Rows, Tiles - 1>(tiles, part);
+}
+
+// At most a few rows, for which the sums of several tiles stay in registers. False: there are too many rows.
+template <class V, int Rows, class T>
+bool very_few_rows(const ProductProblem& problem, const QuantizedRows& rows, std::size_t count, std::size_t first_tile,
+                   std::size_t last_tile, T* out, std::size_t out_stride, float* totals) {
+  constexpr int kTiles = static_cast<int>(V::kSums) / Rows;
+  if constexpr (kTiles > 1) {
+    if (count != Rows) {
+      return very_few_rows<V, Rows + 1>(problem, rows, count, first_tile, last_tile, out, out_stride, totals);
+    }
+    const std::size_t tiles = last_tile - first_tile, turns = (tiles + kTiles - 1) / kTiles;
+    for (std::size_t turn = 0; turn < turns; ++turn) {
+      const std::size_t first = first_tile + tiles * turn / turns, last = first_tile + tiles * (turn + 1) / turns;
+      const Part part = {&problem,  first,   0,      problem.channels, rows.codes, rows.stride,
+                         rows.sums, nullptr, totals, nullptr};
+      together<V, Rows, kTiles>(last - first, part);
+      for (std::size_t tile = first; tile < last; ++tile) {
+        finish<V>(problem, rows, 0, count, tile, totals + (tile - first) * Rows * kTileColumns, out, out_stride);
+      }
+    }
+    return true;
+  } else {
+    return false;
+  }
+}
+
 template <class V, class T>
 void many_rows(const ProductProblem& problem, const QuantizedRows& rows, std::size_t first, std::size_t count,
                std::size_t tile, T* out, std::size_t out_stride, float* totals, std::uint8_t* buffer) {
@@ -98,6 +130,7 @@ void run(const ProductProblem& problem, const QuantizedRows& rows, std::size_t c
   T* to = static_cast<T*>(out);
   auto* totals = static_cast<float*>(scratch);
   auto* buffer = reinterpret_cast<std::uint8_t*>(totals + (count < kRowBlock ? count : kRowBlock) * kTileColumns);
+  if (very_few_rows<V, 1>(problem, rows, count, first_tile, last_tile, to, out_stride, totals)) return;
   if (count <= V::kDirect) {
     const std::size_t tiles = last_tile - first_tile, turns = (tiles + kStreams - 1) / kStreams;
     for (std::size_t turn = 0; turn < turns; ++turn) {  // of nearly equal size: nine tiles are five and four

@@ -13,6 +13,7 @@ namespace {
 using blocks::Part;
 
 constexpr std::size_t kAhead = 1024;  // bytes that packed weights are fetched ahead of their use
+constexpr std::size_t kAheadTogether = 2048;  // the same, where tiles are read side by side
 
 inline __m512i load(const std::uint8_t* from) { return _mm512_loadu_si512(from); }
 
@@ -112,6 +113,7 @@ inline void for_groups(const Part& part, const Add& add) {
 }
 
 struct Vnni {
+  static constexpr std::size_t kSums = 6;  // of 64 columns, which fit into registers: tiles times rows
   static constexpr std::size_t kDirect = 6;
   static constexpr std::size_t kRows = 6;
   static constexpr std::size_t kChannels = 2048;
@@ -130,6 +132,53 @@ struct Vnni {
         unit += 2 * eights * kUnitBytes;
       }
     });
+  }
+
+  // Few rows and several tiles, whose weights are read side by side: the processor fetches ahead within a page only,
+  // and one stream does not keep the memory busy. Totals of a tile are apart by those of all rows.
+  template <int Rows, int Tiles>
+  static void together(const Part& part) {
+    constexpr std::size_t kTotals = Rows * kTileColumns;
+    const ProductProblem& problem = *part.problem;
+    const std::size_t apart = problem.units * kUnitBytes;
+    const std::uint8_t* unit = unit_of(problem, part.tile, 0);
+    const __m512i low = _mm512_set1_epi8(15);
+    for (std::size_t g = 0, k = 0; g < problem.groups; ++g, k += problem.group) {
+      const std::size_t left = problem.channels - k, eights = ((left < problem.group ? left : problem.group) + 7) / 8;
+      __m512i sum[Tiles][Rows][kVectors];
+      for (std::size_t t = 0; t < Tiles; ++t) {
+        fetch_scales(problem, part.tile + t, g + 1);
+        start_group<Rows>(problem, part.tile + t, g, part.sums, sum[t]);
+      }
+      const std::int8_t* codes = part.codes + k;
+      const std::size_t steps = problem.bits == 4 ? eights : 2 * eights, channels = problem.bits == 4 ? 8 : 4;
+      for (std::size_t step = 0; step < steps; ++step, unit += kUnitBytes, codes += channels) {
+        __m512i a[Rows], b[Rows];
+        for (int r = 0; r < Rows; ++r) {
+          a[r] = four_codes(codes + static_cast<std::size_t>(r) * part.stride);
+          b[r] = four_codes(codes + static_cast<std::size_t>(r) * part.stride + channels - 4);
+        }
+        for (std::size_t t = 0; t < Tiles; ++t) {
+          for (int v = 0; v < kVectors; ++v) {
+            const std::uint8_t* from = unit + t * apart + 64 * v;
+            _mm_prefetch(reinterpret_cast<const char*>(from + kAheadTogether), _MM_HINT_T0);
+            const __m512i both = load(from);
+            if (problem.bits == 4) {
+              const __m512i first = _mm512_and_si512(both, low);
+              const __m512i second = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+              for (int r = 0; r < Rows; ++r) {
+                sum[t][r][v] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sum[t][r][v], first, a[r]), second, b[r]);
+              }
+            } else {
+              for (int r = 0; r < Rows; ++r) sum[t][r][v] = _mm512_dpbusd_epi32(sum[t][r][v], both, a[r]);
+            }
+          }
+        }
+      }
+      for (std::size_t t = 0; t < Tiles; ++t) {
+        scale_group<Rows>(problem, part.tile + t, g, sum[t], part.totals + t * kTotals);
+      }
+    }
   }
 
   // Codes of 8 bits are packed as they are multiplied.
