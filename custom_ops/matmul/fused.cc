@@ -62,7 +62,9 @@ std::size_t FusedMatMul::quantize_chunk(std::size_t count) const {
 FusedMatMul::Cut FusedMatMul::cut_product(std::size_t count) const {
   const ProductProblem& weights = weights_.problem();
   const std::size_t per_tile = kTileColumns * rows_.channels * count;
-  const std::size_t wanted = divide_up(kProductWork, per_tile);
+  std::size_t wanted = divide_up(kProductWork, per_tile);
+  // Few rows are as fast as the weights are read, and that is from several tiles at once.
+  if (count < kTilesTogether) wanted = divide_up(wanted, kTilesTogether) * kTilesTogether;
   Cut cut{};
   cut.tile_step = wanted < weights.tiles ? wanted : weights.tiles;
   cut.tile_runs = divide_up(weights.tiles, cut.tile_step);
