@@ -189,7 +189,7 @@ def rotated_matmul_function(opset: int = 21) -> ir.Function:
         lambda branch: _four_bits(branch, rows, codes, block_scales, zeros),
         lambda branch: _eight_bits(branch, rows, codes, block_scales, zeros),
     )
-    scaled = body.add("Mul", "Y_scaled", [body.add("Mul", "Y_rows", [product, row_scales]), channel_scales])
+    scaled = body.add("Mul", "Y_scaled", [body.add("Mul", "Y_columns", [product, channel_scales]), row_scales])
     summed = body.add("Add", "Y_single", [scaled, _offsets(body, channel_scales, bias)])
     y = body.add("CastLike", "Y", [summed, x])
     return declared_function(OP_TYPE, inputs, y, body, ATTRIBUTES, {"": opset, "com.microsoft": 1})

@@ -134,9 +134,11 @@ def test_inputs_and_outputs_stay(converted: Path, rotated: Path, source: Path) -
 
 def test_four_bit_weights_are_stored_in_four_bits(converted: Path) -> None:
     model = ir.load(converted / "model.onnx")
-    matmuls = [n for n in model.graph if n.op_type == "MatMulNBits"]
+    matmuls = [n for n in model.graph if n.op_type == "RotatedMatMul"]
     assert sorted(n.attributes["bits"].as_int() for n in matmuls) == [4] * 14 + [8]
-    assert all(n.attributes["accuracy_level"].as_int() == 4 for n in matmuls)
+    assert sorted(n.attributes["rotate"].as_int() for n in matmuls) == [0] * 13 + [1] * 2
+    assert not {"MatMulNBits", "HadamardTransform", "QuantizeLinear"} & {n.op_type for n in model.graph}
+    assert list(model.functions) == [("graphrot", "RotatedMatMul", "")]
     assert json.loads((converted / "graphrot.json").read_text())["sizes"]["bits_per_weight"] < 6
 
 

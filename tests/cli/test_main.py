@@ -72,7 +72,6 @@ def test_typer_usage_errors_exit_with_2(arguments: list[str], capsys: pytest.Cap
         (["--target", "genai"], "the genai target is not available in this version"),
         (["--provider", "cuda"], "the cuda provider is not available in this version"),
         (["--dtype", "float8"], "The recipe is not valid"),
-        (["--kernels", "graphrot"], "graphrot's own matmul kernel is not available in this version"),
         (["--certificate", "layers"], "the layer-by-layer certificate is not available in this version"),
         (["--weights", "none", "--group", "32"], "weights are none"),
         (["--recipe", "absent"], "There is no recipe 'absent'"),

@@ -74,7 +74,7 @@ def test_every_named_recipe_is_valid_or_says_why_not(name: str) -> None:
         ({"target": "genai"}, "genai target is not available in this version"),
         ({"provider": "cuda"}, "cuda provider is not available in this version"),
         ({"dtype": "float8"}, r"dtype: should be one of float32, float16, bfloat16 \(got 'float8'\)"),
-        ({"kernels": "graphrot"}, "matmul kernel is not available in this version"),
+        ({"kernels": "cuda"}, r"kernels: should be one of graphrot, ort \(got 'cuda'\)"),
         ({"certificate": "layers"}, "layer-by-layer certificate is not available in this version"),
         ({"weights": "none", "group": 32}, "group 32 says how weights are quantized, but weights are none"),
         ({"weights": "none", "solver": "gptq"}, "solver gptq says how weights are quantized"),

@@ -25,13 +25,22 @@ LEVELS = (
 )
 
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "w4a8": ("llama_tied", "float16", {}),
-    "w4a8, a head of its own": ("qwen2", "float16", {}),
-    "w4a8 not rotated": ("llama_tied", "float16", {"rotations": None}),
-    "w4a8 by group": ("llama_tied", "float16", {"rotations": None, "group": 32, "symmetric": False}),
-    "8-bit weights": ("llama_tied", "float16", {"weights": "int8", "rotations": None}),
-    "4-bit tables": ("llama_tied", "float16", {"embedding": "int4", "head": "int4", "rotations": None}),
-    "w4a8 in bfloat16": ("llama_tied", "bfloat16", {}),
+    "w4a8": ("llama_tied", "float16", {"kernels": "ort"}),
+    "w4a8, a head of its own": ("qwen2", "float16", {"kernels": "ort"}),
+    "w4a8 not rotated": ("llama_tied", "float16", {"kernels": "ort", "rotations": None}),
+    "w4a8 by group": ("llama_tied", "float16", {"kernels": "ort", "rotations": None, "group": 32, "symmetric": False}),
+    "8-bit weights": ("llama_tied", "float16", {"kernels": "ort", "weights": "int8", "rotations": None}),
+    "4-bit tables": (
+        "llama_tied",
+        "float16",
+        {"kernels": "ort", "embedding": "int4", "head": "int4", "rotations": None},
+    ),
+    "w4a8 in bfloat16": ("llama_tied", "bfloat16", {"kernels": "ort"}),
+    "RotatedMatMul": ("llama_tied", "float16", {}),
+    "RotatedMatMul, biases": ("qwen2", "float16", {}),
+    "RotatedMatMul by group": ("llama_tied", "float16", {"group": 32, "symmetric": False}),
+    "RotatedMatMul of 8 bits": ("llama_tied", "float16", {"weights": "int8", "symmetric": False}),
+    "RotatedMatMul in bfloat16": ("llama_tied", "bfloat16", {"group": 32}),
 }
 
 

@@ -206,7 +206,7 @@ def test_sums_of_whole_numbers_are_exact() -> None:
         x, given = case.rows(2, 3), case.inputs()
         q, scales = quantize_tokens(x, 8)
         sums = q.astype(np.int64) @ weight_codes(given["B"], None, in_features=case.k, bits=case.bits).T
-        want = sums.astype(np.float32) * scales * given["scales"]
+        want = sums.astype(np.float32) * given["scales"] * scales
         np.testing.assert_array_equal(run(session(case.model(), library=False), x), want)
 
 
