@@ -137,7 +137,7 @@ def _runtime_details(facts: Facts) -> Iterator[Check]:
         eight,
         f"onnxruntime {version} {'has' if eight else 'lacks'} 8-bit MatMulNBits (from {EIGHT_BIT_RUNTIME.low} on); "
         + ("" if eight else "here, convert with --embedding none --head none; ")
-        + "target ort",
+        + "target ort, where activations are float or --kernels is ort",
         f"pip install -U '{package}{EIGHT_BIT_RUNTIME}'",
         essential=False,
     )
