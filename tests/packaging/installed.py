@@ -18,8 +18,8 @@ import graphrot
 from graphrot.errors import InputRefused
 from graphrot.evaluate.session import open_decoder
 
-TOLERANCE = {"rotated": 1e-5, "portable": 1e-5, "four": 5e-3}
-"""Largest difference, of the largest logit. In ``four`` the runtime itself rounds activations to 8 bits."""
+TOLERANCE = {"rotated": 1e-5, "portable": 1e-5, "four": 5e-3, "default": 5e-3}
+"""Largest difference, of the largest logit. Where activations are rounded, one may fall to the other side."""
 ANSWERS = Path("answers.npz")
 
 
@@ -54,7 +54,7 @@ def refusal(model: str) -> str:
 def write() -> None:
     place = graphrot.library_path()
     assert Path(sys.prefix).resolve() in place.parents, f"the library is not the wheel's: {place}"
-    answers("default", library=True)
+    answers("packed", library=True)
     np.savez(ANSWERS, **collect())
 
 
@@ -65,7 +65,7 @@ def compare() -> None:
         top1 = float((ours.argmax(-1) == expected.argmax(-1)).mean())
         print(f"onnxruntime {onnxruntime.__version__}, {key}: relative difference {error:.2g}, top-1 {top1:.1%}")
         assert error <= TOLERANCE[key.partition(".")[0]], error
-    assert "Only 4b quantization is supported" in refusal("default"), "8-bit embedding and head"
+    assert "Only 4b quantization is supported" in refusal("packed"), "8-bit weights in the runtime's own operator"
 
 
 if __name__ == "__main__":

@@ -343,7 +343,9 @@ def _cost(done: Converted) -> list[str]:
 
 
 def _transforms(model: ir.Model) -> int:
-    return sum(node.op_type == "HadamardTransform" for node in model.graph)
+    """Transforms of their own, and those inside of what multiplies."""
+    rotating = [node for node in model.graph if node.op_type == "RotatedMatMul" and node.attributes["rotate"].as_int()]
+    return len(rotating) + sum(node.op_type == "HadamardTransform" for node in model.graph)
 
 
 def test_it_is_taken_where_it_is_named_and_nowhere_else() -> None:
