@@ -101,8 +101,8 @@ def transform_attributes(matrix: MatrixRef, *, transpose: bool = False) -> list[
     ]
 
 
-def transform_nodes(body: FunctionBody, x: ir.Value) -> ir.Value:
-    """The transform of float32 ``x`` by the matrix in the function's attributes.
+def transform_nodes(body: FunctionBody, x: ir.Value, like: ir.Value) -> ir.Value:
+    """The transform of float32 ``x``, which has the shape of ``like``, by the matrix in the function's attributes.
 
     The scale comes first, so that no sum leaves the range that the result has.
     """
@@ -117,7 +117,7 @@ def transform_nodes(body: FunctionBody, x: ir.Value) -> ir.Value:
     rows = body.add("Reshape", "Y_rows", [by_left, body.attribute("shape3")])
     transposed = body.add("Transpose", "factor_transposed", [matrix("factor")], [ir.AttrInt64s("perm", [1, 0])])
     by_factor = body.add("MatMul", "Y_factor", [transposed, rows])
-    shape = body.add("Shape", "X_shape", [x])
+    shape = body.add("Shape", "X_shape", [like])
     return body.add("Reshape", "Y_float", [by_factor, shape], [ir.AttrInt64("allowzero", 1)])
 
 
@@ -129,7 +129,7 @@ def hadamard_function(opset: int = 21) -> ir.Function:
     """
     body = FunctionBody(ATTRIBUTES)
     x = ir.Value(name="X")
-    y = body.add("CastLike", "Y", [transform_nodes(body, body.cast(x, ir.DataType.FLOAT, "X_float")), x])
+    y = body.add("CastLike", "Y", [transform_nodes(body, body.cast(x, ir.DataType.FLOAT, "X_float"), x), x])
     return declared_function(OP_TYPE, [x], y, body, ATTRIBUTES, {"": opset})
 
 

@@ -199,7 +199,7 @@ def _rounded(body: FunctionBody, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     """``q`` in float, and ``s`` ``[..., 1]``. No Clip: it would make numbers of NaN, and is not needed."""
     rotate = body.cast(body.attribute("rotate"), ir.DataType.BOOL, "rotates")
     z = body.choose(
-        "Z", rotate, lambda branch: transform_nodes(branch, x), lambda branch: branch.add("Identity", "same", [x])
+        "Z", rotate, lambda branch: transform_nodes(branch, x, x), lambda branch: branch.add("Identity", "same", [x])
     )
     magnitude = body.add("Abs", "Z_magnitude", [z])
     largest = body.add("ReduceMax", "Z_largest", [magnitude, body.constant(np.array([-1]), "last")])
