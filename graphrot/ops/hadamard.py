@@ -102,7 +102,7 @@ def transform_attributes(matrix: MatrixRef, *, transpose: bool = False) -> list[
 
 
 def transform_nodes(body: FunctionBody, x: ir.Value, like: ir.Value) -> ir.Value:
-    """The transform of float32 ``x``, which has the shape of ``like``, by the matrix in the function's attributes.
+    """The transform of float32 ``x``, shaped as ``like``, by the matrix in the attributes.
 
     The scale comes first, so that no sum leaves the range that the result has.
     """
