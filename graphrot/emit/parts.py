@@ -1,11 +1,11 @@
 """The parts of a packed matmul as initializers: codes, scales, zero points.
 
-RotatedMatMul takes one scale per output channel as it is. For 4 bits MatMulNBits wants a scale per block, so
-it gets ones, shared by all linears of one shape, and a Mul follows. Repeating the scales would take 4.5 bits per weight for 576 inputs; an
-Expand of constants keeps the file small, but ONNX Runtime holds its result in memory beside the packed
-copy (5 MiB of 119 for SmolLM2-135M). With 8 bits the repeated scales are stored, relatively few. Where the
-model is narrowed to float16 afterwards, sums without their scale would overflow: the ones become a power
-of two that no scale but extreme ones is below, and the Mul does the rest.
+RotatedMatMul takes one scale per output channel as it is. For 4 bits MatMulNBits wants a scale per block, so it gets
+ones, shared by all linears of one shape, and a Mul follows. Repeating the scales would take 4.5 bits per weight for 576
+inputs; an Expand of constants keeps the file small, but ONNX Runtime holds its result in memory beside the packed copy
+(5 MiB of 119 for SmolLM2-135M). With 8 bits the repeated scales are stored, relatively few. Where the model is narrowed
+to float16 afterwards, sums without their scale would overflow: the ones become a power of two that no scale but extreme
+ones is below, and the Mul does the rest.
 """
 
 from __future__ import annotations
