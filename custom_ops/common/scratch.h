@@ -16,15 +16,40 @@ class ScratchPool {
  public:
   static constexpr std::size_t kAlignment = 64;
 
-  // The pool of all kernels alive.
-  static std::shared_ptr<ScratchPool> shared() {
-    static std::mutex mutex;
-    static std::weak_ptr<ScratchPool> current;
-    const std::lock_guard<std::mutex> lock(mutex);
-    std::shared_ptr<ScratchPool> pool = current.lock();
-    if (pool == nullptr) current = pool = std::make_shared<ScratchPool>();
-    return pool;
-  }
+  // A kernel's hold on the pool that all kernels share, which goes with the last of them. No std::shared_ptr: it would
+  // ask for a newer C library.
+  class Shared {
+   public:
+    Shared() {
+      const std::lock_guard<std::mutex> lock(mutex());
+      if (users() == 0) pool() = new ScratchPool;
+      ++users();
+    }
+    ~Shared() {
+      const std::lock_guard<std::mutex> lock(mutex());
+      if (--users() > 0) return;
+      delete pool();
+      pool() = nullptr;
+    }
+    Shared(const Shared&) = delete;
+    Shared& operator=(const Shared&) = delete;
+
+    ScratchPool& operator*() const { return *pool(); }
+
+   private:
+    static std::mutex& mutex() {
+      static std::mutex instance;
+      return instance;
+    }
+    static std::size_t& users() {
+      static std::size_t count = 0;
+      return count;
+    }
+    static ScratchPool*& pool() {
+      static ScratchPool* instance = nullptr;  // nothing that is taken down before the kernels, when a process ends
+      return instance;
+    }
+  };
 
   // `bytes` of memory, aligned to 64 bytes, until the end of the lease. Throws std::bad_alloc.
   class Lease {

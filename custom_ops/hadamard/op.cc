@@ -1,6 +1,5 @@
 #include "hadamard/op.h"
 
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -31,8 +30,7 @@ class HadamardKernel {
       : api_(api),
         transform_(read_transform(api, info)),
         element_(element),
-        run_(hadamard_kernels(selected_isa()).run[static_cast<int>(element)]),
-        scratch_(ScratchPool::shared()) {
+        run_(hadamard_kernels(selected_isa()).run[static_cast<int>(element)]) {
     check_body_attributes(api, info, transform_.problem());
   }
 
@@ -78,7 +76,7 @@ class HadamardKernel {
   HadamardTransform transform_;
   Element element_;
   HadamardRun run_;
-  std::shared_ptr<ScratchPool> scratch_;
+  ScratchPool::Shared scratch_;
 };
 
 const HadamardOp& self(const ort::CustomOp* op) { return *static_cast<const HadamardOp*>(op); }

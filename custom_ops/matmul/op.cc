@@ -1,6 +1,5 @@
 #include "matmul/op.h"
 
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -58,12 +57,11 @@ class RotatedMatMulKernel {
  private:
   RotatedMatMulKernel(const Api& api, MatMulNode node, Element element)
       : api_(api),
-        product_(node.weights, std::move(node.rotation), node.levels, element, selected_isa()),
-        scratch_(ScratchPool::shared()) {}
+        product_(node.weights, std::move(node.rotation), node.levels, element, selected_isa()) {}
 
   Api api_;
   FusedMatMul product_;
-  std::shared_ptr<ScratchPool> scratch_;
+  ScratchPool::Shared scratch_;
 };
 
 const RotatedMatMulOp& self(const ort::CustomOp* op) { return *static_cast<const RotatedMatMulOp*>(op); }
