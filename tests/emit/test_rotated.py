@@ -91,7 +91,7 @@ def test_golden_linears(tmp_path: Path) -> None:
         ("d", 100, 48, 4, 0, 16, 8, 0, 1, "flat", "w_d.blocks", "w_d.row_scales", "middle_zeros", "w_d.bias"),
         ("logits", 48, 50, 8, 0, 16, 8, 0, 1, "hidden", "table.blocks", "table.row_scales"),
     ]
-    assert model.graph.initializers["w_a.row_scales"].const_value.shape == [100]  # type: ignore[union-attr]
+    assert model.graph.initializers["w_a.row_scales"].const_value.shape == [100]
 
 
 def test_shared_table_has_one_scale_for_each_row(tmp_path: Path) -> None:
