@@ -48,6 +48,14 @@ void uncount(void* memory) noexcept {
 
 void* operator new(std::size_t bytes) { return counted(bytes); }
 void* operator new[](std::size_t bytes) { return counted(bytes); }
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {  // std::stable_sort takes this one
+  try {
+    return counted(bytes);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+void operator delete(void* memory, const std::nothrow_t&) noexcept { uncount(memory); }
 void operator delete(void* memory) noexcept { uncount(memory); }
 void operator delete[](void* memory) noexcept { uncount(memory); }
 void operator delete(void* memory, std::size_t) noexcept { uncount(memory); }
