@@ -29,7 +29,7 @@ struct HadamardProblem {
 
 inline constexpr std::size_t kSumFloats = 16;
 inline constexpr std::size_t kSumsOfFour = 8;   // a +- b +- c +- d
-inline constexpr std::size_t kSumsInSlab = 12;  // most fours of rows in a slab: the table stays in the first-level cache
+inline constexpr std::size_t kSumsInSlab = 12;  // fours of rows at most: the table stays in the first-level cache
 
 // Transforms `blocks` contiguous blocks from `in` to `out`, which are the same buffer or do not overlap.
 // `scratch` holds hadamard_scratch_floats() floats, aligned to 64 bytes.

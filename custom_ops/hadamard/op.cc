@@ -19,13 +19,14 @@ using ort::KernelContext;
 using ort::KernelInfo;
 using ort::Status;
 
-constexpr ort::ElementType kTypes[kElementCount] = {ort::kFloat32, ort::kFloat16, ort::kBFloat16};
 constexpr std::size_t kElementBytes[kElementCount] = {4, 2, 2};
 constexpr std::size_t kWorkPerTask = 1 << 18;  // additions: some tens of microseconds
 constexpr std::size_t kMostTasks = 64;
 
 class HadamardKernel {
  public:
+  static constexpr const char* kWhere = "graphrot::HadamardTransform";
+
   HadamardKernel(const Api& api, const KernelInfo* info, Element element)
       : api_(api),
         transform_(read_transform(api, info)),
@@ -79,30 +80,9 @@ class HadamardKernel {
   ScratchPool::Shared scratch_;
 };
 
-const HadamardOp& self(const ort::CustomOp* op) { return *static_cast<const HadamardOp*>(op); }
-
-Status* GRAPHROT_ORT_CALL create(const ort::CustomOp* op, const void* const* table, const KernelInfo* info, void** kernel) {
-  const Api api(table);
-  return ort::guarded(api, "graphrot::HadamardTransform", [&] {
-    const std::string node = ort::node_name(api, info);
-    try {
-      *kernel = new HadamardKernel(api, info, self(op).element);
-    } catch (const std::invalid_argument& error) {
-      throw std::invalid_argument("node '" + node + "': " + error.what());
-    }
-  });
-}
-
-Status* GRAPHROT_ORT_CALL compute(void* kernel, KernelContext* context) {
-  auto* own = static_cast<HadamardKernel*>(kernel);
-  return ort::guarded(own->api(), "graphrot::HadamardTransform", [&] { own->compute(context); });
-}
-
-void GRAPHROT_ORT_CALL destroy(void* kernel) { delete static_cast<HadamardKernel*>(kernel); }
-
 Status* GRAPHROT_ORT_CALL infer_shape(const ort::CustomOp* op, ort::ShapeInferContext* context) {
-  const Api& api = self(op).api;
-  return ort::guarded(api, "graphrot::HadamardTransform", [&] { ort::pass_shape_on(api, context); });
+  const Api& api = ort::self(op).api;
+  return ort::guarded(api, HadamardKernel::kWhere, [&] { ort::pass_shape_on(api, context); });
 }
 
 std::size_t GRAPHROT_ORT_CALL may_be_in_place(int** input, int** output) {
@@ -114,23 +94,13 @@ std::size_t GRAPHROT_ORT_CALL may_be_in_place(int** input, int** output) {
 
 }  // namespace
 
-HadamardOp::HadamardOp(const Api& api_table, Element element_type) : CustomOp{}, api(api_table), element(element_type) {
-  version = ort::kApiVersion;
+HadamardOp::HadamardOp(const Api& api_table, Element type) : ElementOp(api_table, type) {
+  ort::fill<HadamardKernel>(this);
   GetName = [](const CustomOp*) { return HadamardOp::kName; };
-  GetExecutionProviderType = [](const CustomOp*) -> const char* { return nullptr; };  // CPU
-  GetInputType = [](const CustomOp* op, std::size_t) { return kTypes[static_cast<int>(self(op).element)]; };
-  GetInputTypeCount = [](const CustomOp*) { return std::size_t{1}; };
-  GetOutputType = GetInputType;
-  GetOutputTypeCount = GetInputTypeCount;
-  GetInputCharacteristic = [](const CustomOp*, std::size_t) { return ort::kRequired; };
-  GetOutputCharacteristic = GetInputCharacteristic;
-  GetInputMemoryType = [](const CustomOp*, std::size_t) { return ort::kDefaultMemory; };
-  CreateKernelV2 = create;
-  KernelComputeV2 = compute;
-  KernelDestroy = destroy;
+  GetInputType = GetOutputType;
+  GetInputTypeCount = GetOutputTypeCount;
+  GetInputCharacteristic = GetOutputCharacteristic;
   InferOutputShapeFn = infer_shape;
-  GetStartVersion = [](const CustomOp*) { return 1; };
-  GetEndVersion = [](const CustomOp*) { return 1; };
   GetMayInplace = may_be_in_place;
   ReleaseMayInplace = [](int*, int*) {};
 }

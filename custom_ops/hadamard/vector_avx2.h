@@ -57,7 +57,8 @@ struct Avx2 {
   static float one(Half value) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(value.bits))); }
 
   static float one(BFloat16 value) {
-    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(static_cast<int>(static_cast<unsigned>(value.bits) << 16))));
+    const auto bits = static_cast<int>(static_cast<unsigned>(value.bits) << 16);
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(bits)));
   }
 
   static void put(float value, float* to) { *to = value; }

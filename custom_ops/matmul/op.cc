@@ -20,14 +20,13 @@ using ort::KernelContext;
 using ort::KernelInfo;
 using ort::Status;
 
-constexpr const char* kWhere = "graphrot::RotatedMatMul";
-constexpr ort::ElementType kTypes[kElementCount] = {ort::kFloat32, ort::kFloat16, ort::kBFloat16};
-
 // inputs: X, B, scales, zero_points, bias
 constexpr std::size_t kInputs = 5, kRequiredInputs = 3;
 
 class RotatedMatMulKernel {
  public:
+  static constexpr const char* kWhere = "graphrot::RotatedMatMul";
+
   RotatedMatMulKernel(const Api& api, const KernelInfo* info, Element element)
       : RotatedMatMulKernel(api, read_matmul_node(api, info), element) {}
 
@@ -64,33 +63,14 @@ class RotatedMatMulKernel {
   ScratchPool::Shared scratch_;
 };
 
-const RotatedMatMulOp& self(const ort::CustomOp* op) { return *static_cast<const RotatedMatMulOp*>(op); }
-
-Status* GRAPHROT_ORT_CALL create(const ort::CustomOp* op, const void* const* table, const KernelInfo* info, void** kernel) {
-  const Api api(table);
-  return ort::guarded(api, kWhere, [&] {
-    const std::string node = ort::node_name(api, info);
-    try {
-      *kernel = new RotatedMatMulKernel(api, info, self(op).element);
-    } catch (const std::invalid_argument& error) {
-      throw std::invalid_argument("node '" + node + "': " + error.what());
-    }
-  });
-}
-
-Status* GRAPHROT_ORT_CALL compute(void* kernel, KernelContext* context) {
-  auto* own = static_cast<RotatedMatMulKernel*>(kernel);
-  return ort::guarded(own->api(), kWhere, [&] { own->compute(context); });
-}
-
 Status* GRAPHROT_ORT_CALL infer_shape(const ort::CustomOp* op, ort::ShapeInferContext* context) {
-  const Api& api = self(op).api;
-  return ort::guarded(api, kWhere, [&] { ort::pass_shape_on_with_last(api, context, "N"); });
+  const Api& api = ort::self(op).api;
+  return ort::guarded(api, RotatedMatMulKernel::kWhere, [&] { ort::pass_shape_on_with_last(api, context, "N"); });
 }
 
 ort::ElementType GRAPHROT_ORT_CALL input_type(const ort::CustomOp* op, std::size_t index) {
   switch (index) {
-    case 0: return kTypes[static_cast<int>(self(op).element)];
+    case 0: return ort::element_type(op);
     case 2: return ort::kUndefined;  // float or float16; the kernel looks
     case 4: return ort::kFloat32;
     default: return ort::kUint8;
@@ -99,26 +79,15 @@ ort::ElementType GRAPHROT_ORT_CALL input_type(const ort::CustomOp* op, std::size
 
 }  // namespace
 
-RotatedMatMulOp::RotatedMatMulOp(const Api& api_table, Element element_type)
-    : CustomOp{}, api(api_table), element(element_type) {
-  version = ort::kApiVersion;
+RotatedMatMulOp::RotatedMatMulOp(const Api& api_table, Element type) : ElementOp(api_table, type) {
+  ort::fill<RotatedMatMulKernel>(this);
   GetName = [](const CustomOp*) { return RotatedMatMulOp::kName; };
-  GetExecutionProviderType = [](const CustomOp*) -> const char* { return nullptr; };  // CPU
   GetInputType = input_type;
   GetInputTypeCount = [](const CustomOp*) { return kInputs; };
-  GetOutputType = [](const CustomOp* op, std::size_t) { return kTypes[static_cast<int>(self(op).element)]; };
-  GetOutputTypeCount = [](const CustomOp*) { return std::size_t{1}; };
   GetInputCharacteristic = [](const CustomOp*, std::size_t index) {
     return index < kRequiredInputs ? ort::kRequired : ort::kOptional;
   };
-  GetOutputCharacteristic = [](const CustomOp*, std::size_t) { return ort::kRequired; };
-  GetInputMemoryType = [](const CustomOp*, std::size_t) { return ort::kDefaultMemory; };
-  CreateKernelV2 = create;
-  KernelComputeV2 = compute;
-  KernelDestroy = [](void* kernel) { delete static_cast<RotatedMatMulKernel*>(kernel); };
   InferOutputShapeFn = infer_shape;
-  GetStartVersion = [](const CustomOp*) { return 1; };
-  GetEndVersion = [](const CustomOp*) { return 1; };
 }
 
 }  // namespace graphrot

@@ -1,18 +1,14 @@
 // graphrot::RotatedMatMul as ONNX Runtime sees it, one operator per element type of the activations.
 #pragma once
 
-#include "common/element.h"
-#include "ort/abi.h"
+#include "ort/operator.h"
 
 namespace graphrot {
 
-struct RotatedMatMulOp : ort::CustomOp {
+struct RotatedMatMulOp : ort::ElementOp {
   static constexpr const char* kName = "RotatedMatMul";
 
   RotatedMatMulOp(const ort::Api& api, Element element);
-
-  ort::Api api;  // shape inference is called without one
-  Element element;
 };
 
 }  // namespace graphrot

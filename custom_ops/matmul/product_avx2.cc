@@ -9,6 +9,7 @@
 
 #include <cstring>
 
+#include "hadamard/vector_avx2.h"
 #include "matmul/product_blocks.h"
 
 namespace graphrot {
@@ -30,23 +31,6 @@ inline __m256i four_codes(const std::int8_t* from) {
   int codes;
   std::memcpy(&codes, from, sizeof codes);
   return _mm256_set1_epi32(codes);
-}
-
-inline void put(__m256 v, float* to) { _mm256_storeu_ps(to, v); }
-
-inline void put(__m256 v, Half* to) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-}
-
-inline void put(__m256 v, BFloat16* to) {
-  const __m256i bits = _mm256_castps_si256(v);
-  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
-  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
-  const __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
-  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(packed));
 }
 
 template <int Rows>
@@ -213,7 +197,7 @@ inline void for_groups(const Part& part, const Add& add) {
   }
 }
 
-struct Avx2 {
+struct Avx2Product {
   static constexpr std::size_t kSums = 1;  // sixteen registers do not hold those of two tiles
   static constexpr std::size_t kDirect = 2;
   static constexpr std::size_t kRows = 2;
@@ -289,17 +273,17 @@ struct Avx2 {
       const __m256 result = _mm256_fmadd_ps(_mm256_loadu_ps(totals + (column - start)), by, bias);
       const std::size_t left = problem.columns - column;
       if (left >= 8) {
-        put(result, out + column);
+        Avx2{result}.store(out + column);
         continue;
       }
       T eight[8];
-      put(result, eight);
+      Avx2{result}.store(eight);
       for (std::size_t i = 0; i < left; ++i) out[column + i] = eight[i];
     }
   }
 };
 
-constexpr ProductKernels kKernels = blocks::kernels<Avx2>();
+constexpr ProductKernels kKernels = blocks::kernels<Avx2Product>();
 
 }  // namespace
 

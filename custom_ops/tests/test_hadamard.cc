@@ -30,13 +30,15 @@ std::vector<double> run(Isa isa, const HadamardTransform& transform, const std::
   std::vector<float> scratch(transform.scratch_floats() + 2 * kGuard, 1234.5f);
   auto* aligned = reinterpret_cast<float*>((reinterpret_cast<std::uintptr_t>(scratch.data()) + 63) / 64 * 64);
   std::vector<T>& result = in_place ? in : out;
+  const std::size_t blocks = count / transform.problem().size;
   hadamard_kernels(isa).run[static_cast<int>(Kind<T>::element)](transform.problem(), in.data() + kGuard,
-                                                                result.data() + kGuard, count / transform.problem().size,
-                                                                aligned);
+                                                                result.data() + kGuard, blocks, aligned);
   for (const std::vector<T>* buffer : {&in, &out}) {
     const auto* raw = reinterpret_cast<const unsigned char*>(buffer->data());
     bool kept = true;
-    for (std::size_t i = 0; i < kGuard * sizeof(T); ++i) kept = kept && raw[i] == 0x5a && raw[kGuard * sizeof(T) + bytes + i] == 0x5a;
+    for (std::size_t i = 0; i < kGuard * sizeof(T); ++i) {
+      kept = kept && raw[i] == 0x5a && raw[kGuard * sizeof(T) + bytes + i] == 0x5a;
+    }
     EXPECT(kept, "guard values around a buffer, size %zu", transform.problem().size);
   }
   EXPECT(in_place || std::memcmp(in.data(), before.data(), in.size() * sizeof(T)) == 0, "the input is left alone");
@@ -158,13 +160,14 @@ void stores_round_to_even(Isa isa, double largest) {
     for (const std::size_t levels : {1, 4, 6}) {
       const std::size_t size = order << levels, blocks = 40;
       const std::vector<float> factor = order == 1 ? std::vector<float>{1.0f} : hadamard(order);
-      const HadamardTransform transform(static_cast<std::int64_t>(size), factor, static_cast<std::int64_t>(order), 1.0f);
+      const HadamardTransform transform(static_cast<std::int64_t>(size), factor, static_cast<std::int64_t>(order), 1);
       Random random(order + levels);
       std::vector<double> x(size * blocks);
       for (double& value : x) value = std::floor(largest * random.next());
       const std::vector<double> exact = run<float>(isa, transform, rounded<T>(x), false);
       const double error = distance(run<T>(isa, transform, x, false), rounded<T>(exact));
-      EXPECT(error == 0, "%s, order %zu, levels %zu: not rounded to even, off by %g", isa_name(isa), order, levels, error);
+      EXPECT(error == 0, "%s, order %zu, levels %zu: not rounded to even, off by %g", isa_name(isa), order, levels,
+             error);
     }
   }
 }

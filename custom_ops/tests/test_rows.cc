@@ -46,7 +46,9 @@ struct Case {
   std::size_t group = 0;  // 0: all channels
   int levels = 127;
   bool hartley = false;
-  std::size_t gap = 0;  // bytes between rows of codes
+  std::size_t gap = 0;     // bytes between rows of codes
+  double scale = 0;        // of the transform; 0: the orthonormal one
+  bool negative = false;   // a factor of order 1 that is -1
 };
 
 struct Result {
@@ -54,9 +56,14 @@ struct Result {
   std::vector<double> scales;
 };
 
-std::vector<float> factor_of(const Case& c) { return c.hartley ? hartley(c.order) : hadamard(c.order); }
+std::vector<float> factor_of(const Case& c) {
+  if (c.negative) return {-1.0f};
+  return c.hartley ? hartley(c.order) : hadamard(c.order);
+}
 
-float scale_of(const Case& c) { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.order * c.width))); }
+float scale_of(const Case& c) {
+  return static_cast<float>(c.scale != 0 ? c.scale : 1.0 / std::sqrt(static_cast<double>(c.order * c.width)));
+}
 
 template <class T>
 Result run(Isa isa, const Case& c, const std::vector<double>& x) {
@@ -106,14 +113,16 @@ void agrees(Isa isa, const Case& c, const std::vector<double>& x) {
   if (c.width != 0) z = transformed(x, factor_of(c), c.order, c.width, scale_of(c));
   const Result got = run<T>(isa, c, x);
   // Errors relative to the largest of a row: a sum's order and the rounding of the scale.
-  const double depth = c.width == 0 ? 0 : std::sqrt(static_cast<double>(c.order)) + std::log2(static_cast<double>(c.width));
+  double depth = 0;
+  if (c.width != 0) depth = std::sqrt(static_cast<double>(c.order)) + std::log2(static_cast<double>(c.width));
   const double relative = (2 + depth) * 1.2e-7;
   for (std::size_t row = 0; row < c.rows; ++row) {
     double largest = kRowEpsilon;
     for (std::size_t i = 0; i < c.channels; ++i) largest = std::fmax(largest, std::fabs(z[row * c.channels + i]));
     const double scale = largest / c.levels;
-    EXPECT(std::fabs(got.scales[row] - scale) <= relative * scale, "%s: order %zu, width %zu, row %zu: scale %g, not %g",
-           isa_name(isa), c.order, c.width, row, got.scales[row], scale);
+    EXPECT(std::fabs(got.scales[row] - scale) <= relative * scale,
+           "%s: order %zu, width %zu, row %zu: scale %g, not %g", isa_name(isa), c.order, c.width, row, got.scales[row],
+           scale);
     std::size_t wrong = 0;
     for (std::size_t i = 0; i < c.channels; ++i) {
       const int code = got.codes[row * c.channels + i];
@@ -156,7 +165,8 @@ void all_shapes(Isa isa) {
       for (const std::size_t blocks : {1, 2, 3, 18}) {
         if (blocks * order * width > 20000) continue;
         const std::size_t group = width % 3 == 1 ? 32 : width % 3 == 2 ? 128 : 0;
-        const Case c{order, width, blocks * order * width, blocks % 2 + 1, group, width % 5 == 1 ? 7 : 127, false, blocks};
+        const int levels = width % 5 == 1 ? 7 : 127;
+        const Case c{order, width, blocks * order * width, blocks % 2 + 1, group, levels, false, blocks};
         agrees<float>(isa, c);
         agrees<Half>(isa, c);
         agrees<BFloat16>(isa, c);
@@ -172,6 +182,12 @@ void all_shapes(Isa isa) {
   }
   for (const std::size_t order : {3, 5, 9, 107}) {
     for (const std::size_t width : {2, 16, 32}) agrees<float>(isa, {order, width, 2 * order * width, 3, 32, 127, true});
+  }
+  for (const std::size_t width : {8, 128}) {
+    agrees<float>(isa, {1, width, 2 * width, 3, 32, 127, false, 0, 0, true});
+    for (const double scale : {1e30, 1.0, 1e-6, 1e-30}) {  // the smallest leave the least scale alone
+      agrees<float>(isa, {12, width, 24 * width, 2, 128, 127, false, 0, scale});
+    }
   }
   agrees<float>(isa, {28, 512, 14336, 3, 128});
   agrees<Half>(isa, {148, 128, 18944, 1, 0});
@@ -204,7 +220,8 @@ void special_rows(Isa isa, double huge) {
         EXPECT(std::isnan(got.scales[row]) == bad, "%s, width %zu, row %zu: scale %g", isa_name(isa), width, row,
                got.scales[row]);
         for (std::size_t i = row * k; i < (row + 1) * k; ++i) {
-          EXPECT(got.codes[i] == (bad ? 0 : without.codes[i]), "%s, width %zu, row %zu: codes", isa_name(isa), width, row);
+          EXPECT(got.codes[i] == (bad ? 0 : without.codes[i]), "%s, width %zu, row %zu: codes", isa_name(isa), width,
+                 row);
         }
       }
       EXPECT(got.scales[1] == static_cast<double>(kRowEpsilon / 127), "a row of zeros has the least scale");

@@ -133,8 +133,8 @@ inline std::vector<float> hartley(std::size_t order) {
 }
 
 // Every `order * width` values of x times scale * (factor (x) Sylvester).
-inline std::vector<double> transformed(const std::vector<double>& x, const std::vector<float>& factor, std::size_t order,
-                                       std::size_t width, double scale) {
+inline std::vector<double> transformed(const std::vector<double>& x, const std::vector<float>& factor,
+                                       std::size_t order, std::size_t width, double scale) {
   const std::size_t size = order * width;
   std::vector<double> y(x.size());
   std::vector<double> part(size);

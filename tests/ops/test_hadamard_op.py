@@ -207,9 +207,18 @@ def test_the_input_is_kept_when_it_is_used_again() -> None:
     assert np.abs(y - (-values - build_matrix(reference(64)).rotate(values, -1))).max() <= 1e-5
 
 
+def run_with(isa: str, code: str) -> str:
+    """What the code prints in a process of its own with ``GRAPHROT_ISA``."""
+    environment = {**os.environ, "GRAPHROT_ISA": isa, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 @pytest.mark.parametrize("isa", [*(isa["name"] for isa in describe()["isas"] if isa["available"]), ""])
 def test_paths_by_environment(isa: str) -> None:
-    code = (
+    used = run_with(
+        isa,
         "import ctypes, numpy as np\n"
         "from graphrot.ops.library import library_path\n"
         "from tests.ops import test_hadamard_op as t\n"
@@ -218,24 +227,25 @@ def test_paths_by_environment(isa: str) -> None:
         "x = t.tokens(4864)\n"
         "y = t.run(t.session(t.model(t.reference(4864)), library=True), x)\n"
         "assert np.abs(y - t.build_matrix(t.reference(4864)).rotate(x, -1)).max() <= 4e-6\n"
-        "print(library.graphrot_isa().decode())\n"
+        "print(library.graphrot_isa().decode())\n",
     )
-    environment = {**os.environ, "GRAPHROT_ISA": isa, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
     best = next(entry["name"] for entry in describe()["isas"] if entry["available"])
-    assert done.stdout.strip() == (isa or best)
+    assert used == (isa or best)
 
 
-def changed(**attributes: object) -> onnx.ModelProto:
-    """A model with a node of size 96 whose attributes were replaced (None: removed)."""
-    proto = ir.to_proto(model(reference(96)))
-    node = proto.graph.node[0]
+def replace_attributes(node: onnx.NodeProto, attributes: dict[str, object]) -> None:
+    """Give the node, which is called "here" then, other attributes (None: take it away)."""
     kept = [a for a in node.attribute if a.name not in attributes]
     del node.attribute[:]
     node.attribute.extend(kept)
     node.attribute.extend(onnx.helper.make_attribute(k, v) for k, v in attributes.items() if v is not None)
     node.name = "here"
+
+
+def changed(**attributes: object) -> onnx.ModelProto:
+    """A model with a node of size 96 whose attributes were replaced (None: removed)."""
+    proto = ir.to_proto(model(reference(96)))
+    replace_attributes(proto.graph.node[0], attributes)
     return proto
 
 

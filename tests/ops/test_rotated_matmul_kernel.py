@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from graphrot.ops.library import describe
 from graphrot.ops.reference import integer_product, weight_codes
-from tests.ops.test_hadamard_op import run, session
+from tests.ops.test_hadamard_op import replace_attributes, run, run_with, session
 from tests.ops.test_rotated_matmul_function import LEVELS, OTHERS, SMALL, Case, check
 
 WIDE = Case(k=576, n=200, group=128, block=128, rotate=True, bias=True)
@@ -128,19 +128,17 @@ def test_kernel_and_function_agree() -> None:
 
 @pytest.mark.parametrize("isa", AVAILABLE)
 def test_paths_by_environment(isa: str) -> None:
-    code = (
+    used = run_with(
+        isa,
         "from graphrot.ops.library import describe\n"
         "from tests.ops import test_rotated_matmul_kernel as t\n"
         "for case in (t.WIDE, t.Case(k=100, n=33, bits=8, zeros=True)):\n"
         "    for rows in (1, 3, 70):\n"
         "        x = case.rows(rows + 3)[3:]\n"
         "        t.check(case, t.run(t.session(case.model(anywhere=True), library=True), x), x)\n"
-        "print(describe()['selected'])\n"
+        "print(describe()['selected'])\n",
     )
-    environment = {**os.environ, "GRAPHROT_ISA": isa, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == isa
+    assert used == isa
 
 
 ATTRIBUTES: list[tuple[dict[str, object], str]] = [
@@ -164,12 +162,7 @@ ATTRIBUTES: list[tuple[dict[str, object], str]] = [
 @pytest.mark.parametrize(("attributes", "words"), ATTRIBUTES)
 def test_wrong_attributes_are_refused(attributes: dict[str, object], words: str) -> None:
     proto = ir.to_proto(Case(rotate=True).model())
-    node = proto.graph.node[0]
-    kept = [a for a in node.attribute if a.name not in attributes]
-    del node.attribute[:]
-    node.attribute.extend(kept)
-    node.attribute.extend(onnx.helper.make_attribute(k, v) for k, v in attributes.items() if v is not None)
-    node.name = "here"
+    replace_attributes(proto.graph.node[0], attributes)
     with pytest.raises(Exception, match=words) as caught:
         session(proto, library=True)
     assert "node 'here'" in str(caught.value)
