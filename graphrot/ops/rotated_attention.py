@@ -19,8 +19,8 @@ rotation, where there is one)::
     code = clip(round half even((z - base) / step), 0, levels), 0 where step is 0
 
 and stands for ``base + step * code``. The codes come first: for 8 bits one after the other, for 4 bits
-``code[i] | code[i + D/2] << 4`` in byte i. Then step and base, little endian. A row that is not finite has a base of NaN
-and zeros.
+``code[i] | code[i + D/2] << 4`` in byte i. Then step and base, little endian. A row that is not finite has a base of
+NaN and zeros.
 
 With ``L = seqlens_k + 1`` the new tokens go to the slots from ``start = max(0, L - S)`` on; the other slots are those
 of past, and zeros beyond it. Query i sees slot j if ``j < start + S``, ``j <= start + i`` where ``causal``,
