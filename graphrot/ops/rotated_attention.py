@@ -42,8 +42,10 @@ from typing import Literal
 import onnx_ir as ir
 
 from graphrot.errors import UsageError
+from graphrot.ops.attention_body import attention_nodes
+from graphrot.ops.body import FunctionBody
 from graphrot.ops.hadamard import ATTRIBUTES as TRANSFORM_ATTRIBUTES
-from graphrot.ops.hadamard import DOMAIN, transform_attributes
+from graphrot.ops.hadamard import DOMAIN, add_function, declared_function, transform_attributes
 from graphrot.plan.types import MatrixRef
 
 OP_TYPE = "RotatedAttention"
@@ -67,6 +69,9 @@ ATTRIBUTES = {
 its own included; -1 for no window. ``causal`` and ``rotate``: 0 or 1; then the attributes of HadamardTransform follow
 (``size`` divides ``head_size``), without a rotation those of size 1.
 """
+
+OLDEST_OPSET = 21
+"""The oldest that the function is tested with; it takes operators up to version 18."""
 
 
 @dataclass(frozen=True)
@@ -184,3 +189,25 @@ def rotated_attention_node(
         shape = ir.Shape([batch, form.kv_num_heads, None, form.row_bytes])
         outputs.append(ir.Value(name=name, shape=shape, type=ir.TensorType(ir.DataType.UINT8)))
     return ir.Node(DOMAIN, OP_TYPE, inputs, attributes, outputs=outputs, name=names[0])
+
+
+def ensure_rotated_attention(model: ir.Model) -> None:
+    """Give the model the function and the import of the domain, unless it has them, and an IR version with functions.
+
+    Raises:
+        InputRefused: the model's standard opset is too old for the function.
+    """
+    add_function(model, OP_TYPE, rotated_attention_function, OLDEST_OPSET)
+
+
+def rotated_attention_function(opset: int = 21) -> ir.Function:
+    """The model-local function ``graphrot::RotatedAttention`` in standard operators.
+
+    Args:
+        opset: version of the standard operators, that of the model (21 or later).
+    """
+    names = ("query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length", "mask")
+    inputs = [ir.Value(name=name) for name in names]
+    body = FunctionBody(ATTRIBUTES)
+    outputs = attention_nodes(body, inputs)
+    return declared_function(OP_TYPE, inputs, outputs, body, ATTRIBUTES, {"": opset})
