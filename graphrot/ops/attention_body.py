@@ -38,12 +38,13 @@ def attention_nodes(body: FunctionBody, inputs: Sequence[ir.Value]) -> list[ir.V
         presents.append(present)
         decoded.append(stored_rows.decode(body, present, f"stored_{name}"))
     (keys, lost_keys), (values, lost_values) = decoded
-    visible, added = _visible(body, sizes, mask)
+    lost_queries = _lost_queries(body, queries)
+    visible, added = _visible(body, sizes, _given_mask(body, mask, lost_queries))
     weights = _weights(body, sizes, queries, keys, visible, added)
     products = body.add("MatMul", "products", [weights, values])
     heads = body.add("Reshape", "heads", [products, _shape(body, "heads", 0, sizes.heads, -1, sizes.head)])
     lost = body.add("Or", "lost_rows", [lost_keys, lost_values])
-    checked = _checked(body, sizes, heads, queries, visible, lost)
+    checked = _checked(body, sizes, heads, lost_queries, visible, lost)
     tokens = body.add("Transpose", "tokens", [checked], [ir.AttrInt64s("perm", [0, 2, 1, 3])])
     flat = body.add("Reshape", "flat", [tokens, body.constant(np.array([0, 0, -1]), "flat_shape")])
     return [body.add("CastLike", "output", [flat, query]), *presents]
@@ -165,14 +166,31 @@ def _visible(body: FunctionBody, sizes: _Sizes, mask: ir.Value) -> tuple[ir.Valu
     return body.add("And", "visible", [inside, body.add("Greater", "unmasked", [added, unseen])]), added
 
 
-def _mask(body: FunctionBody, sizes: _Sizes, mask: ir.Value) -> ir.Value:
-    """Of four axes, the last as long as the cache. Sum may miss an input, as the mask may in the call."""
-    given = body.choose(
+def _lost_queries(body: FunctionBody, queries: ir.Value) -> ir.Value:
+    """Float ``[B, num_heads, S, 1]``: 1 where a query is not finite, else 0."""
+    differences = body.add("Sub", "query_differences", [queries, queries])
+    sums = body.add("ReduceSum", "query_sums", [differences, body.constant(np.array([-1]), "channels")])
+    return body.cast(body.add("IsNaN", "query_lost", [sums]), ir.DataType.FLOAT, "lost_queries")
+
+
+def _given_mask(body: FunctionBody, mask: ir.Value, flags: ir.Value) -> ir.Value:
+    """The mask, or a zero of four axes.
+
+    Sum may miss an input, as the mask may in the call. Its other one is a zero that depends on the tokens: ONNX Runtime
+    1.20 crashes when it folds a Sum of a constant and nothing, in the branch that it does not take.
+    """
+    zero = body.constant(np.zeros((1, 1, 1, 1), np.float32), "no_mask")
+    none = body.add("ReduceMax", "zero", [body.add("Mul", "zeros", [flags, zero])])
+    return body.choose(
         "mask_given",
         body.add("OptionalHasElement", "has_mask", [mask]),
-        lambda branch: branch.add("Sum", "same", [branch.constant(np.zeros((1, 1, 1, 1), np.float32), "zero"), mask]),
-        lambda branch: branch.constant(np.zeros((1, 1, 1, 1), np.float32), "zeros"),
+        lambda branch: branch.add("Sum", "same", [none, mask]),
+        lambda branch: branch.add("Identity", "nothing", [none]),
     )
+
+
+def _mask(body: FunctionBody, sizes: _Sizes, given: ir.Value) -> ir.Value:
+    """The last axis as long as the cache."""
     start, axis = body.constant(np.array([0]), "mask_start"), body.constant(np.array([3]), "mask_axis")
     cut = body.add("Slice", "mask_cut", [given, start, sizes.slots, axis])
     missing = body.add("Sub", "mask_missing", [sizes.slots, _dimension(body, cut, 3, "mask_size")])
@@ -207,17 +225,11 @@ def _weights(
 
 
 def _checked(
-    body: FunctionBody, sizes: _Sizes, heads: ir.Value, queries: ir.Value, visible: ir.Value, lost: ir.Value
+    body: FunctionBody, sizes: _Sizes, heads: ir.Value, query: ir.Value, visible: ir.Value, lost: ir.Value
 ) -> ir.Value:
     """NaN where a query that is not finite sees a slot, or any query one whose row is not; the rest as it is."""
-    zero, last = body.constant(np.zeros((), np.float32), "sound"), body.constant(np.array([-1]), "channels")
+    zero = body.constant(np.zeros((), np.float32), "sound")
     rows = body.cast(lost, ir.DataType.FLOAT, "lost_rows_single")
-    difference = body.add("Sub", "query_differences", [queries, queries])
-    query = body.cast(
-        body.add("IsNaN", "lost_query", [body.add("ReduceSum", "query_lost", [difference, last])]),
-        ir.DataType.FLOAT,
-        "lost_query_single",
-    )
     flags = [
         body.add("ReduceMax", f"lost_{at}", [part], [ir.AttrInt64("keepdims", 0)])
         for at, part in enumerate((rows, query))
