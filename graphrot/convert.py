@@ -76,6 +76,7 @@ def convert(
         CheckFailed: the rotated model does not answer like the source.
         EnvironmentProblem: a package, disk space or a permission is missing.
     """
+    from graphrot.emit.genai import settle_target
     from graphrot.model.inputs import Inputs
     from graphrot.plan.replay import follow
     from graphrot.plan.serialize import load_plan
@@ -104,6 +105,7 @@ def convert(
 
     text = None if calibration is None else Path(calibration)
     words = None if tokenizer is None else Path(tokenizer)
+    wanted = settle_target(wanted, given, None if output is None else Path(output), words)
     look_ahead(given, file=text, tokenizer=words, calibrates=wanted.calibrates)
 
     def run(work: _Places) -> Converted:
@@ -205,8 +207,10 @@ class _Job:
         from graphrot.analysis.analyze import analyze
         from graphrot.analysis.types import AttentionSites
         from graphrot.cache import cache_names, cache_notes, find_sites
+        from graphrot.emit.genai import genai_parts
         from graphrot.emit.half_ends import restore_ends
         from graphrot.half import half_notes, half_types, narrow_model
+        from graphrot.model.genai import rename_ends
         from graphrot.model.load import load_source, widened
         from graphrot.plan.replay import refuse_less, same_source
         from graphrot.quantize import quantize
@@ -218,6 +222,7 @@ class _Job:
             source = widened(source, self.work.scratch / "widened")
         texts = Texts(tokenizer or source.tokenizer_dir, calibration)
         self._check(source, texts)
+        genai_parts(self.recipe, source.model, source, texts.tokenizer_dir)
         with self.step("analysis"):
             rotates = "R3" in self.recipe.sites if plan is None else _rotates(plan, "R3")
             self.opens_attention = rotates or self.recipe.kv is not None
@@ -268,9 +273,11 @@ class _Job:
                 self._try(rotated)
         report = build_manifest(source, self.recipe, chosen, certificate, done, facts, sites, self.seconds, types, half)
         rotated.metadata_props.update(metadata(report, chosen))
+        parts = genai_parts(self.recipe, rotated, source, texts.tokenizer_dir)
+        rename_ends(rotated, source.names)
         notes = source.notes + texts.notes + self.notes + done.notes + half_notes(types, source.kind)
-        notes += cache_notes(sites, self.recipe, source.kind)
-        return Converted(rotated, chosen, certificate, report, notes, texts.tokenizer_dir)
+        notes += cache_notes(sites, self.recipe, source.kind) + parts.notes
+        return Converted(rotated, chosen, certificate, report, notes, texts.tokenizer_dir, beside=parts.beside)
 
     def _solved(self, source: Source, plan: RotationPlan, texts: Texts) -> SolvedGroups | None:
         """Where gptq keeps what it has solved, and finds what an interrupted run has solved for the same job."""

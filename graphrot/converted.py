@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from graphrot.evaluate.certificate import Certificate
+    from graphrot.model.files import Beside
     from graphrot.model.inputs import Inputs
     from graphrot.model.save import Claim
     from graphrot.plan.types import RotationPlan
@@ -33,9 +34,11 @@ class Converted:
     notes: tuple[str, ...] = ()
     tokenizer_dir: Path | None = None
     inputs: Inputs | None = None
+    beside: Beside | None = None
+    """What target genai puts beside the model; None: another target."""
 
     def save(self, output: str | Path, *, force: bool = False) -> Path:
-        """Write the model, its manifest, its plan and, into a folder, the tokenizer's files.
+        """Write the model, its manifest, its plan and, into a folder, the tokenizer's files and what the target adds.
 
         Args:
             output: a folder, or ``X.onnx``.
@@ -45,10 +48,19 @@ class Converted:
             The path of the .onnx file.
 
         Raises:
-            UsageError: the output exists and may not be replaced.
+            UsageError: the output exists and may not be replaced, or is a file where the target needs a folder.
             EnvironmentProblem: the disk is full, or the place cannot be written.
         """
+        from graphrot.errors import UsageError
         from graphrot.model.save import claim
+
+        if self.beside is not None and Path(output).suffix == ".onnx":
+            raise UsageError(
+                "The genai target writes a folder",
+                where=str(output),
+                why="onnxruntime-genai loads a model with its config and its tokenizer",
+                do="name a folder, or convert with the target ort",
+            )
 
         sources = () if self.inputs is None else self.inputs.files()
         with claim(Path(output), force=force, sources=sources) as held:
@@ -63,9 +75,12 @@ class Converted:
         if held.target.suffix == ".onnx":
             saved = save_file(self.model, content, held.target, held=held, plan=plan)
         else:
-            saved = save_directory(self.model, content, self.tokenizer_dir, held.target, held=held, plan=plan)
+            saved = save_directory(
+                self.model, content, self.tokenizer_dir, held.target, held=held, plan=plan, beside=self.beside
+            )
         sizes = self.report.sizes.model_copy(update={"model_bytes": saved.model_bytes})
-        self.report = self.report.model_copy(update={"sizes": sizes, "tokenizer_files": saved.tokenizer_files})
+        files = {"tokenizer_files": saved.tokenizer_files, "other_files": saved.other_files}
+        self.report = self.report.model_copy(update={"sizes": sizes, **files})
         return saved.path
 
     def to_proto(self) -> onnx.ModelProto:

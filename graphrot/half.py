@@ -106,7 +106,8 @@ def half_types(
 
 def half_notes(types: HalfTypes, kind: str) -> tuple[str, ...]:
     """What a user has to know about the types; a checkpoint, other than an ONNX ``kind``, has no cache to compare."""
-    notes = [CACHE_NOTE.format(dtype=types.dtype)] if types.changed_cache and kind in ("onnx", "object") else []
+    compared = types.changed_cache and kind in ("onnx", "object", "genai")
+    notes = [CACHE_NOTE.format(dtype=types.dtype)] if compared else []
     return (*notes, MEMORY_NOTE.format(dtype=types.dtype)) if types.half is not None else tuple(notes)
 
 

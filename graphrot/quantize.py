@@ -108,7 +108,7 @@ def quantize(
     written = [*weights.records, *tables.heads]
     activations = rounding.records if rounding is not None else []
     float16 = recipe.dtype == "float16"
-    if recipe.target == "ort":
+    if recipe.target != "portable":
         report = emit_ort(
             model,
             store=store,

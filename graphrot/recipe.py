@@ -56,7 +56,6 @@ _FORM = "write one field a line, such as 'weights: int4'"
 UNAVAILABLE: tuple[tuple[str, frozenset[Any], str, str], ...] = (
     ("rotations", frozenset({"auto"}), "choosing rotations by measurement is not available in this version",
      "use hadamard, random, block-hadamard or none"),
-    ("target", frozenset({"genai"}), "the genai target is not available in this version", "use portable or ort"),
     ("provider", frozenset({"cuda"}), "the cuda provider is not available in this version", "use cpu"),
     ("certificate", frozenset({"layers"}), "the layer-by-layer certificate is not available in this version",
      "use full or off"),

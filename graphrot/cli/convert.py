@@ -25,7 +25,11 @@ _FILES = "Files"
 
 def convert(
     source: Annotated[
-        str, typer.Argument(help="Hugging Face directory, hub id (owner/name[@revision]), X.gguf, X.onnx, or 'demo'.")
+        str,
+        typer.Argument(
+            help="Hugging Face directory, folder of onnxruntime-genai, hub id (owner/name[@revision]), "
+            "X.gguf, X.onnx, or 'demo'."
+        ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write, or X.onnx.")],
     recipe: Annotated[str, typer.Option(help="Name, or a YAML or JSON file.")] = DEFAULT_RECIPE,
@@ -100,7 +104,12 @@ def convert(
         str | None, typer.Option(metavar="rtn|clip|gptq", help="How weights are rounded.", rich_help_panel=_RECIPE)
     ] = None,
     target: Annotated[
-        str | None, typer.Option(metavar="portable|ort", help="Which operators to write.", rich_help_panel=_RECIPE)
+        str | None,
+        typer.Option(
+            metavar="portable|ort|genai",
+            help="Which operators to write; genai: a folder for onnxruntime-genai.",
+            rich_help_panel=_RECIPE,
+        ),
     ] = None,
     provider: Annotated[
         str | None, typer.Option(metavar="cpu", help="Where the model will run.", rich_help_panel=_RECIPE)

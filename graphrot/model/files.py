@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from graphrot.errors import InputRefused
@@ -24,6 +25,15 @@ TOKENIZER_FILES = (
     "generation_config.json",
 )
 """Everything beside a model that its tokenizer and chat template may need."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Further files of an output folder, by name: texts, and files that are copied."""
+
+    texts: Mapping[str, str] = field(default_factory=dict)
+    copies: Mapping[str, Path] = field(default_factory=dict)
+
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 

@@ -173,6 +173,21 @@ def write_tokenizer(path: Path, folder: Path) -> str | None:
     return None
 
 
+def write_config(path: Path, folder: Path) -> None:
+    """Write what a GGUF file says of its model as ``config.json``, as transformers reads it.
+
+    Args:
+        path: a file that :func:`load_gguf` takes.
+        folder: made if it is not there.
+    """
+    from transformers import AutoConfig
+
+    from graphrot.model.trace import quiet
+
+    with quiet(), quiet_loading(), contextlib.redirect_stderr(io.StringIO()):
+        AutoConfig.from_pretrained(path.absolute().parent, gguf_file=path.name).save_pretrained(folder)
+
+
 def require_packages() -> None:
     """Say how to get what reading a GGUF file needs.
 

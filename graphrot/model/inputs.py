@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from graphrot.errors import InputRefused
 from graphrot.model.files import cache_folder, path_of, tokenizer_files
+from graphrot.model.genai import is_genai_folder
 from graphrot.model.hub import cached_files, is_hub_id
 from graphrot.model.onnxfile import external_files
 from graphrot.model.tensors import data_files
@@ -76,6 +77,8 @@ def _absolute(paths: Iterable[str | Path]) -> tuple[Path, ...]:
 def _folder_files(folder: Path) -> Iterator[Path]:
     from graphrot.model.checkpoint import weight_files
 
+    if is_genai_folder(folder):
+        yield from (file for file in folder.rglob("*") if file.is_file())
     yield folder / "config.json"
     yield from folder.glob("*.index.json")
     with suppress(InputRefused):

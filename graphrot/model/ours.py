@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from graphrot.model.files import sha256_of
+from graphrot.model.files import TOKENIZER_FILES, sha256_of
 from graphrot.model.onnxfile import OWN_MARK
 
 _METADATA = 14
@@ -50,10 +50,18 @@ def is_marked(path: Path) -> bool:
     return False
 
 
-def changed_files(folder: Path, names: tuple[str, ...]) -> set[str]:
-    """Which of ``names`` lie in an output folder, and are not what its manifest says that was copied there."""
-    recorded = (read_manifest(folder / "graphrot.json") or {}).get("tokenizer_files")
-    known = recorded if isinstance(recorded, dict) else {}
+def recorded_files(folder: Path) -> dict[str, object]:
+    """Names of the files that an output folder's manifest says that were put beside the model, with their hashes."""
+    content = read_manifest(folder / "graphrot.json") or {}
+    parts = (content.get(name) for name in ("tokenizer_files", "other_files"))
+    files = (entry for part in parts if isinstance(part, dict) for entry in part.items())
+    return {name: digest for name, digest in files if Path(name).name == name}
+
+
+def changed_files(folder: Path) -> set[str]:
+    """Files beside the model of an output folder that are not what its manifest says that was put there."""
+    known = recorded_files(folder)
+    names = {*known, *TOKENIZER_FILES}
     present = [name for name in names if (folder / name).exists() or (folder / name).is_symlink()]
     return {name for name in present if not _is_file(folder / name, known.get(name))}
 

@@ -1,7 +1,7 @@
 """Write a converted model: everything into the work folder, then renames. All or nothing, see ``install.py``.
 
-Folder form: ``model.onnx``, ``model.onnx.data``, ``graphrot.json``, ``plan.json`` and the tokenizer's
-files. File form: ``X.onnx``, ``X.onnx.data``, ``X.graphrot.json``, ``X.plan.json``.
+Folder form: ``model.onnx``, ``model.onnx.data``, ``graphrot.json``, ``plan.json``, the tokenizer's files and, for
+some targets, further ones. File form: ``X.onnx``, ``X.onnx.data``, ``X.graphrot.json``, ``X.plan.json``.
 Weights are streamed tensor by tensor from where they are mapped; nothing holds the whole model.
 
 What is replaced: nothing unasked. With ``force``, the four files of the file form if an earlier conversion wrote
@@ -23,10 +23,10 @@ from typing import Any
 import onnx_ir as ir
 
 from graphrot.errors import CheckFailed, EnvironmentProblem, InputRefused, UsageError
-from graphrot.model.files import TOKENIZER_FILES, sha256_of, tokenizer_files
+from graphrot.model.files import TOKENIZER_FILES, Beside, sha256_of, tokenizer_files
 from graphrot.model.install import install, repair, unfinished, untouched
 from graphrot.model.onnxfile import open_onnx
-from graphrot.model.ours import changed_files, is_marked, read_manifest
+from graphrot.model.ours import changed_files, is_marked, read_manifest, recorded_files
 from graphrot.work.files import sync
 from graphrot.work.folder import SUFFIX, WorkFolder, work_path
 
@@ -36,7 +36,7 @@ DATA = ".data"
 MANIFEST = "graphrot.json"
 PLAN = "plan.json"
 _OWN = frozenset({MODEL, MODEL + DATA, MANIFEST, PLAN, *TOKENIZER_FILES})
-"""Everything that the folder form consists of."""
+"""Everything that the folder form consists of, but for what a target puts beside it."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Saved:
     path: Path
     model_bytes: int
     tokenizer_files: dict[str, str] = field(default_factory=dict)
+    other_files: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ def save_directory(
     *,
     force: bool = False,
     plan: str | None = None,
+    beside: Beside | None = None,
     sources: Iterable[Path] = (),
     held: Claim | None = None,
 ) -> Saved:
@@ -126,6 +128,7 @@ def save_directory(
         target: the folder to write.
         force: replace what an earlier conversion wrote there.
         plan: content of plan.json.
+        beside: further files; of those that are the tokenizer's, too, these are written.
         sources: the files that the model was made from; see :func:`refuse_target`.
         held: the target's claim, where the caller has made one; then ``force`` and ``sources`` are its own.
 
@@ -142,16 +145,19 @@ def save_directory(
         check_written(made / MODEL)
         for file in tokenizer_files(tokenizer_dir) if tokenizer_dir is not None else []:
             shutil.copyfile(file, made / file.name)
+        others = _write_beside(made, beside)
         copied = {file.name: sha256_of([file]) for file in tokenizer_files(made)}
-        _write_texts(made, _texts({**manifest, "tokenizer_files": copied} if copied else manifest, size, plan))
+        recorded = {"tokenizer_files": copied} if copied else {}
+        recorded |= {"other_files": others} if others else {}
+        _write_texts(made, _texts({**manifest, **recorded}, size, plan))
         _sync(made)
         if target.is_dir():
-            names = _OWN - changed_files(target, TOKENIZER_FILES)
+            names = _own(target) - changed_files(target)
             old = [target / name for name in sorted(names, key=_model_first) if _exists(target / name)]
             install(_model_last(made, MODEL, target), area, remove=old)
         else:
             install([(made, target)], area)
-    return Saved(target / MODEL, size, copied)
+    return Saved(target / MODEL, size, copied, others)
 
 
 def save_file(
@@ -295,8 +301,8 @@ def _refuse_foreign(folder: Path) -> None:
             do="give another name, or remove it yourself",
         )
     files = [file for file in folder.iterdir() if file.name != work_path(folder).name]
-    changed = changed_files(folder, TOKENIZER_FILES)
-    others = sorted(file.name for file in files if file.name not in _OWN or file.name in changed or file.is_dir())
+    changed, own = changed_files(folder), _own(folder)
+    others = sorted(file.name for file in files if file.name not in own or file.name in changed or file.is_dir())
     if others:
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
         raise UsageError(
@@ -343,6 +349,22 @@ def _texts(manifest: Mapping[str, Any], size: int, plan: str | None) -> dict[str
     content = {**manifest, "sizes": {**manifest.get("sizes", {}), "model_bytes": size}}
     texts = {MANIFEST: json.dumps(content, indent=2, ensure_ascii=False) + "\n"}
     return texts if plan is None else {**texts, PLAN: plan}
+
+
+def _own(folder: Path) -> frozenset[str]:
+    """The names of all files that graphrot wrote into an output folder."""
+    return _OWN | recorded_files(folder).keys()
+
+
+def _write_beside(made: Path, beside: Beside | None) -> dict[str, str]:
+    """Write further files; returns the hashes of those that are not the tokenizer's."""
+    if beside is None:
+        return {}
+    for name, file in beside.copies.items():
+        shutil.copyfile(file, made / name)
+    _write_texts(made, beside.texts)
+    names = sorted({*beside.copies, *beside.texts} - set(TOKENIZER_FILES))
+    return {name: sha256_of([made / name]) for name in names}
 
 
 def _write_texts(folder: Path, texts: Mapping[str, str]) -> None:

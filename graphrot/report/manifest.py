@@ -148,7 +148,8 @@ class CachePart(_Part):
 class Manifest(_Part):
     """The content of ``graphrot.json``.
 
-    ``tokenizer_files`` are those that were copied into the output folder, with their sha256.
+    ``tokenizer_files`` are those that were copied into the output folder, with their sha256; ``other_files`` what else
+    lies beside the model for the target genai.
     """
 
     graphrot_version: str
@@ -163,6 +164,7 @@ class Manifest(_Part):
     seconds: dict[str, float]
     versions: dict[str, str]
     tokenizer_files: dict[str, str] = {}
+    other_files: dict[str, str] = {}
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
