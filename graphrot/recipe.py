@@ -22,7 +22,10 @@ Bits = Literal["int8", "int4"]
 Group = Literal["channel", 32, 64, 128]
 Solver = Literal["rtn", "clip", "gptq"]
 
-DEFAULT_RECIPE = "w4a8"
+DEFAULT_RECIPE = "w4a8kv8"
+
+DEFAULT_FOR_FILES = "w4a8"
+"""For an .onnx file and a model in memory: programs that run it already hold its cache, which stays as it is."""
 
 NAMED: dict[str, dict[str, Any]] = {
     "rotate-only": {},
@@ -106,7 +109,7 @@ class Recipe(BaseModel):
     @property
     def stock_cache(self) -> bool:
         """The cache is quantized in the form of ONNX Runtime's own attention, with scales that are calibrated."""
-        return self.kv is not None and self.target == "ort" and self.kernels == "ort"
+        return self.kv is not None and self.target != "portable" and self.kernels == "ort"
 
     @property
     def calibrates(self) -> bool:
@@ -208,7 +211,7 @@ class Recipe(BaseModel):
                     f"{field} {value} says how ONNX Runtime's own attention stores a quantized cache, which this "
                     "recipe does not ask for",
                     field,
-                    f"leave {field} out, or ask for kv int4 or int8, kernels ort and target ort",
+                    f"leave {field} out, or ask for kv int4 or int8, kernels ort and target ort or genai",
                 )
             if value is None and self.stock_cache:
                 raise _refuse(f"kv {self.kv} with kernels ort needs {field}", field, f"give {field}")
@@ -244,7 +247,7 @@ def resolve_recipe(spec: str | Path | Mapping[str, Any] | Recipe | None = None, 
         merged = {**_WITH_WEIGHTS, **merged}
     elif "weights" in given:
         merged = {key: value for key, value in merged.items() if key not in _WITH_WEIGHTS or key in given}
-    if merged.get("kv") is not None and (merged.get("kernels"), merged.get("target", "ort")) == ("ort", "ort"):
+    if merged.get("kv") is not None and merged.get("kernels") == "ort" and merged.get("target") != "portable":
         merged = {**_WITH_STOCK_CACHE, **merged}
     elif given:
         merged = {key: value for key, value in merged.items() if key not in _WITH_STOCK_CACHE or key in given}
@@ -257,6 +260,17 @@ def resolve_recipe(spec: str | Path | Mapping[str, Any] | Recipe | None = None, 
         return Recipe.model_validate(merged)
     except ValidationError as error:
         raise _readable(error) from None
+
+
+def default_recipe(source: object) -> str:
+    """The name of the recipe for a source that comes without one.
+
+    Args:
+        source: as the user names it: text or a path, or a model in memory.
+    """
+    if isinstance(source, str | Path) and Path(source).suffix.lower() != ".onnx":
+        return DEFAULT_RECIPE
+    return DEFAULT_FOR_FILES
 
 
 def _base(spec: str | Path | Mapping[str, Any] | Recipe | None) -> tuple[str, dict[str, Any]]:
