@@ -97,17 +97,10 @@ class Contender:
         """Token ids below it are valid."""
         return self.decoder.vocabulary
 
-    def fill(self, tokens: np.ndarray) -> Cache:
-        """The cache that ``tokens [context]`` leave, for every row of the batch."""
-        rows = np.broadcast_to(tokens, (self.decoder.batch or 1, len(tokens)))
-        size = _CHUNK if self.decoder.continues else len(tokens)
-        cache: Cache | None = None
-        for start in range(0, len(tokens), size):
-            bound = self.decoder.bind(rows[:, start : start + size], cache)
-            bound.run()
-            cache = bound.cache()
-        assert cache is not None, "a context has a token at least"
-        return cache if len(rows) == self._batch else self.decoder.repeat(cache, self._batch)
+    def fill(self, context: int, room: int) -> Cache:
+        """A cache of ``context`` random tokens of the model's own layout, for every row of the batch, with room for so
+        many more in the same buffers where the model writes in place."""
+        return self.decoder.filled(self._batch, context, room)
 
     def prefill(self, tokens: np.ndarray) -> Stopwatch:
         """Run ``tokens [count]`` from an empty cache, in every row at once."""
