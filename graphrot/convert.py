@@ -90,7 +90,7 @@ def convert(
     replayed = None if plan is None else load_plan(Path(plan))
     if replayed is not None:
         wanted = follow(replayed, wanted, overrides)
-    if calibration is not None and wanted.solver != "gptq" and wanted.certificate is None:
+    if calibration is not None and not wanted.calibrates and wanted.certificate is None:
         raise UsageError(
             "Nothing would read the calibration text",
             where="--calibration",
@@ -99,14 +99,13 @@ def convert(
         )
     if resume and output is None:
         raise UsageError("Nothing can be resumed without an output", where="resume", do="give the output of the run")
-    recipe_file = recipe if isinstance(recipe, str | Path) else None
     given = str(source) if isinstance(source, Path) else source
-    inputs = Inputs.of(given, (calibration, tokenizer, plan, recipe_file))
+    inputs = Inputs.of(given, (calibration, tokenizer, plan, recipe if isinstance(recipe, str | Path) else None))
 
     text = None if calibration is None else Path(calibration)
     words = None if tokenizer is None else Path(tokenizer)
     wanted = settle_target(wanted, given, None if output is None else Path(output), words)
-    look_ahead(given, file=text, tokenizer=words, calibrates=wanted.solver == "gptq")
+    look_ahead(given, file=text, tokenizer=words, calibrates=wanted.calibrates)
 
     def run(work: _Places) -> Converted:
         result = _Job(wanted, work, progress).run(
@@ -205,10 +204,11 @@ class _Job:
     ) -> Converted:
         """The order of things."""
         from graphrot.analysis.analyze import analyze
-        from graphrot.emit.genai import genai_parts
+        from graphrot.analysis.types import AttentionSites
+        from graphrot.cache import cache_names, cache_notes, find_sites
+        from graphrot.emit.genai import genai_parts, restore_names
         from graphrot.emit.half_ends import restore_ends
         from graphrot.half import half_notes, half_types, narrow_model
-        from graphrot.model.genai import rename_ends
         from graphrot.model.load import load_source, widened
         from graphrot.plan.replay import refuse_less, same_source
         from graphrot.quantize import quantize
@@ -222,10 +222,14 @@ class _Job:
         self._check(source, texts)
         genai_parts(self.recipe, source.model, source, texts.tokenizer_dir)
         with self.step("analysis"):
-            self.opens_attention = "R3" in self.recipe.sites if plan is None else _rotates(plan, "R3")
+            rotates = "R3" in self.recipe.sites if plan is None else _rotates(plan, "R3")
+            self.opens_attention = rotates or self.recipe.kv is not None
             source = self._opened_up(source)
             facts = analyze(source.model, progress=self.progress)
-        types = half_types(source.model, facts, source.floats, self.recipe.dtype)
+            sites = AttentionSites()
+            if self.recipe.kv is not None:
+                sites = find_sites(source.model, facts, allow_partial=allow_partial)
+        types = half_types(source.model, facts, source.floats, self.recipe.dtype, cache_names(sites))
         self.recipe = self.recipe.model_copy(update={"dtype": types.dtype})
         with self.step("plan"):
             chosen = self._planned(facts, source) if plan is None else same_source(plan, source.sha256)
@@ -249,6 +253,7 @@ class _Job:
                 scratch=self.work.scratch / "quantized",
                 solved=solved,
                 longest=self.longest,
+                sites=sites,
                 progress=self.progress,
             )
         if solved is not None and solved.known:
@@ -264,11 +269,12 @@ class _Job:
         if types.half is not None or (self.recipe.quantizes and self.recipe.certificate is not None):
             with self.step("check"):
                 self._try(rotated)
-        report = build_manifest(source, self.recipe, chosen, certificate, done, facts, self.seconds, types, half)
+        report = build_manifest(source, self.recipe, chosen, certificate, done, facts, sites, self.seconds, types, half)
         rotated.metadata_props.update(metadata(report, chosen))
         parts = genai_parts(self.recipe, rotated, source, texts.tokenizer_dir)
-        rename_ends(rotated, source.names)
-        notes = source.notes + texts.notes + self.notes + done.notes + half_notes(types, source.kind) + parts.notes
+        restore_names(rotated, source)
+        notes = source.notes + texts.notes + self.notes + done.notes + half_notes(types, source.kind)
+        notes += cache_notes(sites, self.recipe, source.kind) + parts.notes
         return Converted(rotated, chosen, certificate, report, notes, texts.tokenizer_dir, beside=parts.beside)
 
     def _solved(self, source: Source, plan: RotationPlan, texts: Texts) -> SolvedGroups | None:
@@ -303,7 +309,7 @@ class _Job:
         from graphrot.model.finite import refuse_not_finite
         from graphrot.quantize import SHORTEST_CALIBRATION
 
-        runs = self.recipe.solver == "gptq" or self.recipe.certificate is not None
+        runs = self.recipe.calibrates or self.recipe.certificate is not None
         if runs and "input_ids" not in [value.name for value in source.model.graph.inputs]:
             raise InputRefused(
                 "The model is not a decoder",
@@ -321,8 +327,8 @@ class _Job:
                     do="export the model in float32",
                 )
         texts.fit(source.model)
-        if self.recipe.solver == "gptq":
-            texts.require("gptq calibrates on text", tokens=SHORTEST_CALIBRATION)
+        if self.recipe.calibrates:
+            texts.require(f"{self.recipe.reader} calibrates on text", tokens=SHORTEST_CALIBRATION)
         elif self.recipe.certificate is not None and texts.available:
             texts.tokens(1)
 

@@ -130,19 +130,19 @@ def hadamard_function(opset: int = 21) -> ir.Function:
     body = FunctionBody(ATTRIBUTES)
     x = ir.Value(name="X")
     y = body.add("CastLike", "Y", [transform_nodes(body, body.cast(x, ir.DataType.FLOAT, "X_float"), x), x])
-    return declared_function(OP_TYPE, [x], y, body, ATTRIBUTES, {"": opset})
+    return declared_function(OP_TYPE, [x], [y], body, ATTRIBUTES, {"": opset})
 
 
 def declared_function(
     op_type: str,
     inputs: Sequence[ir.Value],
-    output: ir.Value,
+    outputs: Sequence[ir.Value],
     body: FunctionBody,
     attributes: Mapping[str, ir.AttributeType],
     imports: dict[str, int],
 ) -> ir.Function:
     """A function of the domain with these attributes, all without defaults."""
-    graph = ir.Graph(inputs, [output], nodes=body.nodes, opset_imports=imports, name=op_type)
+    graph = ir.Graph(inputs, outputs, nodes=body.nodes, opset_imports=imports, name=op_type)
     declared = [ir.Attr(name, kind, None) for name, kind in attributes.items()]
     return ir.Function(DOMAIN, op_type, graph=graph, attributes=declared)
 

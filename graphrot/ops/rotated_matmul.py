@@ -192,7 +192,7 @@ def rotated_matmul_function(opset: int = 21) -> ir.Function:
     scaled = body.add("Mul", "Y_scaled", [body.add("Mul", "Y_columns", [product, channel_scales]), row_scales])
     summed = body.add("Add", "Y_single", [scaled, _offsets(body, channel_scales, bias)])
     y = body.add("CastLike", "Y", [summed, x])
-    return declared_function(OP_TYPE, inputs, y, body, ATTRIBUTES, {"": opset, "com.microsoft": 1})
+    return declared_function(OP_TYPE, inputs, [y], body, ATTRIBUTES, {"": opset, "com.microsoft": 1})
 
 
 def _rounded(body: FunctionBody, x: ir.Value) -> tuple[ir.Value, ir.Value]:
