@@ -21,8 +21,8 @@ class Caches:
     """The key/value cache at a model's ends.
 
     ``past`` and ``present`` are patterns of names with ``%d``, keys first. ``width`` is the last dimension: numbers, or
-    bytes where a row is packed (``rows``). It and ``heads`` are None where the graph leaves them open, or layers differ.
-    ``shared``: past and present may be one buffer.
+    bytes where a row is packed (``rows``). It and ``heads`` are None where the graph leaves them
+    open, or layers differ. ``shared``: past and present may be one buffer.
     """
 
     past: tuple[str, str]
