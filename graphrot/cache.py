@@ -58,7 +58,7 @@ def cache_notes(found: AttentionSites, recipe: Recipe, kind: str) -> tuple[str, 
     row = (width // 2 if bits == 4 else width) if recipe.stock_cache else row_bytes(width, bits)
     dtype = "int8" if recipe.stock_cache and bits == 8 else "uint8"
     notes = []
-    if kind in ("onnx", "object"):
+    if kind in ("onnx", "object", "genai"):
         notes.append(_CHANGED_NOTE.format(form=f"{dtype} [batch, heads, tokens, {row}]"))
     if not recipe.stock_cache:
         notes.append(_OURS_NOTE.format(bits=bits))

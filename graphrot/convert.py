@@ -100,9 +100,8 @@ def convert(
         )
     if resume and output is None:
         raise UsageError("Nothing can be resumed without an output", where="resume", do="give the output of the run")
-    recipe_file = recipe if isinstance(recipe, str | Path) else None
     given = str(source) if isinstance(source, Path) else source
-    inputs = Inputs.of(given, (calibration, tokenizer, plan, recipe_file))
+    inputs = Inputs.of(given, (calibration, tokenizer, plan, recipe if isinstance(recipe, str | Path) else None))
 
     text = None if calibration is None else Path(calibration)
     words = None if tokenizer is None else Path(tokenizer)
@@ -208,10 +207,9 @@ class _Job:
         from graphrot.analysis.analyze import analyze
         from graphrot.analysis.types import AttentionSites
         from graphrot.cache import cache_names, cache_notes, find_sites
-        from graphrot.emit.genai import genai_parts
+        from graphrot.emit.genai import genai_parts, restore_names
         from graphrot.emit.half_ends import restore_ends
         from graphrot.half import half_notes, half_types, narrow_model
-        from graphrot.model.genai import rename_ends
         from graphrot.model.load import load_source, widened
         from graphrot.plan.replay import refuse_less, same_source
         from graphrot.quantize import quantize
@@ -275,7 +273,7 @@ class _Job:
         report = build_manifest(source, self.recipe, chosen, certificate, done, facts, sites, self.seconds, types, half)
         rotated.metadata_props.update(metadata(report, chosen))
         parts = genai_parts(self.recipe, rotated, source, texts.tokenizer_dir)
-        rename_ends(rotated, source.names)
+        restore_names(rotated, source)
         notes = source.notes + texts.notes + self.notes + done.notes + half_notes(types, source.kind)
         notes += cache_notes(sites, self.recipe, source.kind) + parts.notes
         return Converted(rotated, chosen, certificate, report, notes, texts.tokenizer_dir, beside=parts.beside)

@@ -211,7 +211,7 @@ class Recipe(BaseModel):
                     f"{field} {value} says how ONNX Runtime's own attention stores a quantized cache, which this "
                     "recipe does not ask for",
                     field,
-                    f"leave {field} out, or ask for kv int4 or int8, kernels ort and target ort or genai",
+                    f"leave {field} out, or ask for kv int4 or int8, kernels ort and another target than portable",
                 )
             if value is None and self.stock_cache:
                 raise _refuse(f"kv {self.kv} with kernels ort needs {field}", field, f"give {field}")

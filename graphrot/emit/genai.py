@@ -24,7 +24,7 @@ from graphrot.emit.genai_model import Caches, caches_of
 from graphrot.emit.genai_tokenizer import mended_config
 from graphrot.errors import InputRefused, UsageError
 from graphrot.model.files import Beside, path_of, tokenizer_files, tokenizer_folder
-from graphrot.model.genai import CONFIG, GenaiFolder, config_folder, is_genai_folder, read_genai
+from graphrot.model.genai import CONFIG, GenaiFolder, config_folder, is_genai_folder, read_genai, rename_ends
 from graphrot.model.hub import is_hub_id
 from graphrot.model.load import Source
 from graphrot.ops import library
@@ -127,6 +127,11 @@ def genai_parts(recipe: Recipe, model: ir.Model, source: Source, tokenizer_dir: 
     _add_library(model, config, made)
     made.texts[CONFIG] = json.dumps(config, indent=4, ensure_ascii=False) + "\n"
     return GenaiParts(Beside(made.texts, made.copies), tuple(made.notes))
+
+
+def restore_names(model: ir.Model, source: Source) -> None:
+    """Give inputs and outputs the names back that they have in the source's file, in place."""
+    rename_ends(model, source.names)
 
 
 def _changed(source: GenaiFolder, caches: Caches, made: _Made) -> dict[str, Any]:

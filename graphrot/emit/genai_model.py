@@ -21,8 +21,8 @@ class Caches:
     """The key/value cache at a model's ends.
 
     ``past`` and ``present`` are patterns of names with ``%d``, keys first. ``width`` is the last dimension: numbers, or
-    bytes where a row is packed (``rows``). It and ``heads`` are None where the graph leaves them open, or layers differ.
-    ``shared``: past and present may be one buffer.
+    bytes where a row is packed (``rows``). It and ``heads`` are None where the graph leaves them
+    open, or layers differ. ``shared``: past and present may be one buffer.
     """
 
     past: tuple[str, str]
@@ -112,10 +112,15 @@ def _rows(model: ir.Model) -> bool:
 
 
 def _shared(model: ir.Model, caches: Sequence[str]) -> bool:
-    """Whether past and present may be one buffer: the cache is read by attention alone, which writes in place."""
+    """Whether past and present may be one buffer.
+
+    A quantized cache is ours, and the metadata say so; a float one may where attention alone reads it and writes in
+    place.
+    """
+    if (kv := _kv(model)).get("layout") in ("rows", "gqa"):
+        return kv.get("shared_buffers") is True
     values = {value.name: value for value in model.graph.inputs}
     readers = [node for name in caches for node, index in values[name].uses() if index in (3, 4)]
     count = sum(len(values[name].uses()) for name in caches)
     kinds = {(node.domain, node.op_type) for node in readers}
-    ours = {("com.microsoft", "GroupQueryAttention"), ("graphrot", "RotatedAttention")}
-    return len(readers) == count and kinds <= ours
+    return len(readers) == count and kinds == {("com.microsoft", "GroupQueryAttention")}
