@@ -13,11 +13,23 @@ namespace graphrot {
 inline constexpr std::size_t kBlockSlots = 256;  // blocks begin at multiples of it, whatever is looked at
 inline constexpr std::size_t kMostQueries = 64;  // of one task
 inline constexpr float kHidden = -1e30f;         // a mask at or below it hides the slot
+inline constexpr std::size_t kPieceBytes = 16;   // of a row, unpacked together
+inline constexpr std::size_t kTailSlots = 16;    // of the last slots, which are copied where they are no whole piece
 
+inline constexpr std::size_t kRowNumbers = 8;    // floats that a kernel keeps of each query
+inline constexpr std::size_t kScaleNumbers = 4;  // and of each slot of a block
+
+// What the kernels need to know of a node.
 struct AttendProblem {
   CacheFormat format;
   float score_scale;
   float softcap;  // 0: none
+  std::size_t row_bytes, code_bytes;
+  std::size_t pieces;    // of a row's codes; the last one may overlap the one before
+  std::size_t channels;  // of all pieces
+  struct {
+    std::size_t codes, scores, queries, weights, sums, rows, scales, tail, bytes;
+  } scratch;  // where its parts begin, in bytes, and how many they are together
 };
 
 // One position of one query head.
@@ -40,12 +52,20 @@ struct AttendTask {
   float* sums;
 };
 
-// `scratch` holds attend_scratch_bytes(), aligned to 64 bytes.
+// `scratch` holds problem.scratch.bytes, aligned to 64 bytes.
 using AttendRun = void (*)(const AttendProblem& problem, const AttendTask& task, void* scratch);
 
 void attend_scalar(const AttendProblem& problem, const AttendTask& task, void* scratch);
+#if GRAPHROT_X86
+// For rows of at least kPieceBytes codes of up to kWidestHead channels.
+void attend_avx2(const AttendProblem& problem, const AttendTask& task, void* scratch);
+void attend_avx512(const AttendProblem& problem, const AttendTask& task, void* scratch);
+void attend_vnni(const AttendProblem& problem, const AttendTask& task, void* scratch);
+#endif
 
-AttendRun attend_kernel(const CacheFormat& format, Isa isa);
-std::size_t attend_scratch_bytes(const CacheFormat& format, std::size_t queries);
+inline constexpr std::size_t kWidestHead = 256;  // sums of its products fit 32 bits
+
+AttendProblem attend_problem(const CacheFormat& format, float score_scale, float softcap);
+AttendRun attend_kernel(const AttendProblem& problem, Isa isa);
 
 }  // namespace graphrot

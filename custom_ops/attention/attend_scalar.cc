@@ -53,10 +53,11 @@ float score(const AttendProblem& problem, const AttendQuery& query, std::size_t 
 
 void attend_scalar(const AttendProblem& problem, const AttendTask& task, void* scratch) {
   const CacheFormat& format = problem.format;
-  const std::size_t size = format.head_size, bytes = row_bytes(format);
-  auto* const codes = static_cast<float*>(scratch);
-  float* const query_sums = codes + size;
-  float* const scores = query_sums + kMostQueries;  // [count][kBlockSlots]
+  const std::size_t size = format.head_size, bytes = problem.row_bytes;
+  auto* const memory = static_cast<unsigned char*>(scratch);
+  auto* const codes = reinterpret_cast<float*>(memory + problem.scratch.codes);
+  auto* const query_sums = reinterpret_cast<float*>(memory + problem.scratch.rows);
+  auto* const scores = reinterpret_cast<float*>(memory + problem.scratch.scores);  // [count][kBlockSlots]
   for (std::size_t q = 0; q < task.count; ++q) {
     query_sums[q] = 0.0f;
     for (std::size_t i = 0; i < size; ++i) query_sums[q] += task.queries[q].query[i];

@@ -36,7 +36,8 @@ Attention::Attention(const AttentionForm& form, std::unique_ptr<HadamardTransfor
       element_(static_cast<int>(element)),
       cache_(cache_kernels(isa)),
       rotate_(hadamard_kernels(isa).run[static_cast<int>(Element::kFloat)]),
-      attend_(attend_kernel(form.format, isa)) {
+      problem_(attend_problem(form.format, form.score_scale, form.softcap)),
+      attend_(attend_kernel(problem_, isa)) {
   if (form.kv_heads == 0 || form.heads == 0 || form.heads % form.kv_heads != 0) {
     throw std::invalid_argument("attribute 'num_heads' is " + std::to_string(form.heads) + ", which is no multiple of 'kv_num_heads' " +
                                 std::to_string(form.kv_heads));
@@ -175,7 +176,7 @@ void* Attention::output_of(const AttentionCall& call, const Tile& tile, std::siz
 void Attention::attend(const AttentionCall& call, const Cut& cut, std::size_t task, float* partials, ScratchPool& pool) const {
   const std::size_t run = partials != nullptr ? task % cut.runs : 0;
   const Tile tile = tile_of(cut, partials != nullptr ? task / cut.runs : task);
-  const std::size_t size = form_.format.head_size, work = attend_scratch_bytes(form_.format, tile.count);
+  const std::size_t size = form_.format.head_size, work = problem_.scratch.bytes;
   const std::size_t rotating = rotation_ != nullptr ? rotation_->scratch_floats() : 0;
   const std::size_t own = partial_floats(cut), queries = aligned(tile.count * size);
   const ScratchPool::Lease memory(pool, (own + queries + aligned(rotating)) * sizeof(float) + work);
@@ -220,7 +221,7 @@ void Attention::attend(const AttentionCall& call, const Cut& cut, std::size_t ta
   part.largest = result;
   part.total = result + cut.tile_rows;
   part.sums = result + aligned(2 * cut.tile_rows);
-  attend_({form_.format, form_.score_scale, form_.softcap}, part, scratch + aligned(rotating));
+  attend_(problem_, part, scratch + aligned(rotating));
   if (partials != nullptr) return;
   for (std::size_t q = 0; q < tile.count; ++q) {
     finish(part.total[q], part.sums + q * size, output_of(call, tile, tile.first + q));

@@ -110,6 +110,7 @@ class Attention {
   int element_;
   const CacheKernels& cache_;
   HadamardRun rotate_;
+  AttendProblem problem_;
   AttendRun attend_;
 };
 
