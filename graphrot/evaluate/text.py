@@ -25,7 +25,7 @@ class Tokenizer:
 
     Args:
         folder: holds ``tokenizer.json`` and, optionally, ``tokenizer_config.json``,
-            ``generation_config.json`` and ``chat_template.jinja``.
+            ``generation_config.json``, ``genai_config.json`` and ``chat_template.jinja``.
 
     Raises:
         InputRefused: there is no ``tokenizer.json``, or a file does not parse.
@@ -61,6 +61,8 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self._config = _read_json(folder / "tokenizer_config.json")
         self._generation = _read_json(folder / "generation_config.json")
+        genai = _read_json(folder / "genai_config.json").get("model")
+        self._genai: dict[str, Any] = genai if isinstance(genai, dict) else {}
 
     @property
     def size(self) -> int:
@@ -69,9 +71,10 @@ class Tokenizer:
 
     @property
     def end_tokens(self) -> frozenset[int]:
-        """Token ids that end a text: those of generation_config.json, and the tokenizer's own."""
-        named = self._generation.get("eos_token_id")
-        ids = set(named if isinstance(named, list) else [] if named is None else [named])
+        """Token ids that end a text: those of generation_config.json, of genai_config.json, and the tokenizer's own."""
+        named = [self._generation.get("eos_token_id"), self._genai.get("eos_token_id")]
+        found = (token for entry in named for token in (entry if isinstance(entry, list) else [entry]))
+        ids = {token for token in found if isinstance(token, int)}
         token = self._special("eos_token")
         own = self._tokenizer.token_to_id(token) if token else None
         return frozenset(ids if own is None else ids | {own})

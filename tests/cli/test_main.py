@@ -69,7 +69,6 @@ def test_typer_usage_errors_exit_with_2(arguments: list[str], capsys: pytest.Cap
         (["--recipe", "w4a4kv4"], "the rotated KV cache is not available in this version"),
         (["--rotations", "auto"], "not available in this version"),
         (["--rotations", "r.safetensors"], "rotations from a file are not available in this version"),
-        (["--target", "genai"], "the genai target is not available in this version"),
         (["--provider", "cuda"], "the cuda provider is not available in this version"),
         (["--dtype", "float8"], "The recipe is not valid"),
         (["--certificate", "layers"], "the layer-by-layer certificate is not available in this version"),
