@@ -89,7 +89,7 @@ def convert(
     replayed = None if plan is None else load_plan(Path(plan))
     if replayed is not None:
         wanted = follow(replayed, wanted, overrides)
-    if calibration is not None and wanted.solver != "gptq" and wanted.certificate is None:
+    if calibration is not None and not wanted.calibrates and wanted.certificate is None:
         raise UsageError(
             "Nothing would read the calibration text",
             where="--calibration",
@@ -104,7 +104,7 @@ def convert(
 
     text = None if calibration is None else Path(calibration)
     words = None if tokenizer is None else Path(tokenizer)
-    look_ahead(given, file=text, tokenizer=words, calibrates=wanted.solver == "gptq")
+    look_ahead(given, file=text, tokenizer=words, calibrates=wanted.calibrates)
 
     def run(work: _Places) -> Converted:
         result = _Job(wanted, work, progress).run(
@@ -203,6 +203,8 @@ class _Job:
     ) -> Converted:
         """The order of things."""
         from graphrot.analysis.analyze import analyze
+        from graphrot.analysis.types import AttentionSites
+        from graphrot.cache import cache_names, cache_notes, find_sites
         from graphrot.emit.half_ends import restore_ends
         from graphrot.half import half_notes, half_types, narrow_model
         from graphrot.model.load import load_source, widened
@@ -217,10 +219,14 @@ class _Job:
         texts = Texts(tokenizer or source.tokenizer_dir, calibration)
         self._check(source, texts)
         with self.step("analysis"):
-            self.opens_attention = "R3" in self.recipe.sites if plan is None else _rotates(plan, "R3")
+            rotates = "R3" in self.recipe.sites if plan is None else _rotates(plan, "R3")
+            self.opens_attention = rotates or self.recipe.kv is not None
             source = self._opened_up(source)
             facts = analyze(source.model, progress=self.progress)
-        types = half_types(source.model, facts, source.floats, self.recipe.dtype)
+            sites = AttentionSites()
+            if self.recipe.kv is not None:
+                sites = find_sites(source.model, facts, allow_partial=allow_partial)
+        types = half_types(source.model, facts, source.floats, self.recipe.dtype, cache_names(sites))
         self.recipe = self.recipe.model_copy(update={"dtype": types.dtype})
         with self.step("plan"):
             chosen = self._planned(facts, source) if plan is None else same_source(plan, source.sha256)
@@ -244,6 +250,7 @@ class _Job:
                 scratch=self.work.scratch / "quantized",
                 solved=solved,
                 longest=self.longest,
+                sites=sites,
                 progress=self.progress,
             )
         if solved is not None and solved.known:
@@ -259,9 +266,10 @@ class _Job:
         if types.half is not None or (self.recipe.quantizes and self.recipe.certificate is not None):
             with self.step("check"):
                 self._try(rotated)
-        report = build_manifest(source, self.recipe, chosen, certificate, done, facts, self.seconds, types, half)
+        report = build_manifest(source, self.recipe, chosen, certificate, done, facts, sites, self.seconds, types, half)
         rotated.metadata_props.update(metadata(report, chosen))
         notes = source.notes + texts.notes + self.notes + done.notes + half_notes(types, source.kind)
+        notes += cache_notes(sites, self.recipe, source.kind)
         return Converted(rotated, chosen, certificate, report, notes, texts.tokenizer_dir)
 
     def _solved(self, source: Source, plan: RotationPlan, texts: Texts) -> SolvedGroups | None:
@@ -296,7 +304,7 @@ class _Job:
         from graphrot.model.finite import refuse_not_finite
         from graphrot.quantize import SHORTEST_CALIBRATION
 
-        runs = self.recipe.solver == "gptq" or self.recipe.certificate is not None
+        runs = self.recipe.calibrates or self.recipe.certificate is not None
         if runs and "input_ids" not in [value.name for value in source.model.graph.inputs]:
             raise InputRefused(
                 "The model is not a decoder",
@@ -314,8 +322,8 @@ class _Job:
                     do="export the model in float32",
                 )
         texts.fit(source.model)
-        if self.recipe.solver == "gptq":
-            texts.require("gptq calibrates on text", tokens=SHORTEST_CALIBRATION)
+        if self.recipe.calibrates:
+            texts.require(f"{self.recipe.reader} calibrates on text", tokens=SHORTEST_CALIBRATION)
         elif self.recipe.certificate is not None and texts.available:
             texts.tokens(1)
 

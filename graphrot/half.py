@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -72,7 +72,9 @@ class HalfError:
     tokens: int
 
 
-def half_types(model: ir.Model, facts: Facts, source: FloatTypes, wanted: FloatName | None) -> HalfTypes:
+def half_types(
+    model: ir.Model, facts: Facts, source: FloatTypes, wanted: FloatName | None, integers: Container[str] = ()
+) -> HalfTypes:
     """Decide the types of the result.
 
     Args:
@@ -80,6 +82,7 @@ def half_types(model: ir.Model, facts: Facts, source: FloatTypes, wanted: FloatN
         facts: of it; names the caches.
         source: the types that the source had.
         wanted: the recipe's; None: the source's own, at every input and output.
+        integers: inputs and outputs that hold integers afterwards.
 
     Returns:
         With a type asked for: caches have it; other floats that were float32 in the source, logits above
@@ -92,7 +95,7 @@ def half_types(model: ir.Model, facts: Facts, source: FloatTypes, wanted: FloatN
     changed = False
     for value in (*model.graph.inputs, *model.graph.outputs):
         name = value.name or ""
-        if value.dtype != _FLOAT:
+        if value.dtype != _FLOAT or name in integers:
             continue
         before = source.ends.get(name, _FLOAT)
         after = before if wanted is None else half if name in caches or before != _FLOAT else _FLOAT

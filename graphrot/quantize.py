@@ -11,13 +11,14 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from graphrot.analysis.types import CachePair, Facts, LinearRef
+from graphrot.analysis.types import AttentionSites, CachePair, Facts, LinearRef
 from graphrot.emit.ort import emit_ort
 from graphrot.emit.portable import emit_portable
 from graphrot.emit.report import QuantizedEntry
 from graphrot.errors import InputRefused
 from graphrot.graph import WeightStore, is_constant, node_of, read_constant, value_map
 from graphrot.passes.quantize_activations import QuantizeActivations
+from graphrot.passes.quantize_cache import QuantizeCache
 from graphrot.passes.quantize_tables import QuantizeTables, TableItem
 from graphrot.passes.quantize_weights import QuantizeWeights
 from graphrot.passes.refs import current_linears
@@ -61,6 +62,7 @@ def quantize(
     scratch: Path,
     solved: SolvedGroups | None = None,
     longest: int | None = None,
+    sites: AttentionSites | None = None,
     progress: Progress,
 ) -> Quantized:
     """Quantize ``model`` in place as the recipe says, and lower it to the recipe's target.
@@ -75,6 +77,7 @@ def quantize(
         scratch: a folder for new weights, owned by the caller.
         solved: the groups that gptq has solved, kept for an interrupted run; None: nothing is kept.
         longest: tokens that the model takes at once; None: a calibration window, or more.
+        sites: the attention whose cache is quantized, found in ``source``.
         progress: told of each layer.
 
     Raises:
@@ -100,6 +103,8 @@ def quantize(
     heads_alone = _heads(model, alone, recipe, compared=bool(plan.rotations))
     weights = QuantizeWeights(plan, chain(items, heads_alone), store=store)
     weights(model)
+    if recipe.kv_bits is not None and sites is not None:
+        QuantizeCache(plan, sites, bits=recipe.kv_bits)(model)
     written = [*weights.records, *tables.heads]
     activations = rounding.records if rounding is not None else []
     float16 = recipe.dtype == "float16"

@@ -43,6 +43,9 @@ _WITH_WEIGHTS: dict[str, Any] = {
 }
 """Defaults of the fields that only make sense with quantized weights; without, they are all none."""
 
+_WITH_STOCK_CACHE: dict[str, Any] = {"kv_scales": "channel", "kv_range": "mse"}
+"""Defaults of the fields that only make sense with a quantized cache in ONNX Runtime's own form."""
+
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 2
 """Shows values of files in messages: YAML's aliases can make a few lines mean millions of words."""
@@ -50,10 +53,7 @@ _SHORT.maxlevel = 2
 _FORM = "write one field a line, such as 'weights: int4'"
 """What to do about a recipe file that is none."""
 
-_NO_KV = "the rotated KV cache is not available in this version"
-
 UNAVAILABLE: tuple[tuple[str, frozenset[Any], str, str], ...] = (
-    ("kv", frozenset({"int8", "int4"}), _NO_KV, "use --kv none, or the recipe w4a8"),
     ("rotations", frozenset({"auto"}), "choosing rotations by measurement is not available in this version",
      "use hadamard, random, block-hadamard or none"),
     ("target", frozenset({"genai"}), "the genai target is not available in this version", "use portable or ort"),
@@ -85,19 +85,39 @@ class Recipe(BaseModel):
     head: Bits | None = None
     activations: Bits | None = None
     kv: Bits | None = None
+    kv_scales: Literal["tensor", "channel"] | None = None
+    """Kernels ort: numbers of the cache that share a scale. Graphrot's cache has scales for every token and head."""
+    kv_range: Literal["minmax", "mse"] | None = None
+    """Kernels ort: where these scales come from: all that the calibration text shows, or the least squared error."""
     solver: Solver | None = None
     target: Literal["portable", "ort", "genai"] = "ort"
     provider: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
     """Type of weights, activations and cache; None: float32 for a checkpoint, an ONNX model's own type for that."""
     kernels: Literal["graphrot", "ort"] = "graphrot"
-    """Target ort, linears whose input is rounded: graphrot's own matmul, or that of ONNX Runtime."""
+    """Target ort, linears whose input is rounded, and attention over a quantized cache: graphrot's own operators, or
+    those of ONNX Runtime."""
     certificate: Literal["full", "layers"] | None = "full"
 
     @property
     def quantizes(self) -> bool:
         """Whether any number of the model is rounded."""
         return any(v is not None for v in (self.weights, self.embedding, self.head, self.activations, self.kv))
+
+    @property
+    def stock_cache(self) -> bool:
+        """The cache is quantized in the form of ONNX Runtime's own attention, with scales that are calibrated."""
+        return self.kv is not None and self.target == "ort" and self.kernels == "ort"
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether numbers are taken from a text."""
+        return self.solver == "gptq" or self.stock_cache
+
+    @property
+    def reader(self) -> str:
+        """What calibrates, in a word."""
+        return "gptq" if self.solver == "gptq" else "--kv-scales"
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -124,6 +144,10 @@ class Recipe(BaseModel):
         return None if self.activations is None else _bits(self.activations)
 
     @property
+    def kv_bits(self) -> Literal[4, 8] | None:
+        return None if self.kv is None else _bits(self.kv)
+
+    @property
     def embedding_bits(self) -> Literal[4, 8] | None:
         return None if self.embedding is None else _bits(self.embedding)
 
@@ -145,6 +169,7 @@ class Recipe(BaseModel):
                     raise _refuse(f"{field} {part}: {reason}", field, do)
         self._check_rotations()
         self._check_weights()
+        self._check_cache()
         return self
 
     def _check_rotations(self) -> None:
@@ -175,6 +200,19 @@ class Recipe(BaseModel):
         for field in ("group", "solver", "symmetric"):
             if getattr(self, field) is None:
                 raise _refuse(f"weights {self.weights} need a {field}", field, f"give {field}")
+
+    def _check_cache(self) -> None:
+        for field in _WITH_STOCK_CACHE:
+            value = getattr(self, field)
+            if value is not None and not self.stock_cache:
+                raise _refuse(
+                    f"{field} {value} says how ONNX Runtime's own attention stores a quantized cache, which this "
+                    "recipe does not ask for",
+                    field,
+                    f"leave {field} out, or ask for kv int4 or int8, kernels ort and target ort",
+                )
+            if value is None and self.stock_cache:
+                raise _refuse(f"kv {self.kv} with kernels ort needs {field}", field, f"give {field}")
 
 
 def _refuse(what: str, field: str, do: str) -> UsageError:
@@ -207,6 +245,10 @@ def resolve_recipe(spec: str | Path | Mapping[str, Any] | Recipe | None = None, 
         merged = {**_WITH_WEIGHTS, **merged}
     elif "weights" in given:
         merged = {key: value for key, value in merged.items() if key not in _WITH_WEIGHTS or key in given}
+    if merged.get("kv") is not None and (merged.get("kernels"), merged.get("target", "ort")) == ("ort", "ort"):
+        merged = {**_WITH_STOCK_CACHE, **merged}
+    elif given:
+        merged = {key: value for key, value in merged.items() if key not in _WITH_STOCK_CACHE or key in given}
     if given.get("seed") is not None and merged.get("rotations", "") is None:
         raise _refuse("'seed' is for rotations, but rotations are none", "seed", "give one of the two")
     if "rotations" in given and given["rotations"] is None and "only" not in given:
@@ -222,7 +264,8 @@ def _base(spec: str | Path | Mapping[str, Any] | Recipe | None) -> tuple[str, di
     if spec is None:
         spec = DEFAULT_RECIPE
     if isinstance(spec, Recipe):
-        fields = spec.model_dump(exclude={"name"})
+        unset = {name for name in _WITH_STOCK_CACHE if getattr(spec, name) is None}
+        fields = spec.model_dump(exclude={"name", *unset})
         if spec.weights is None:
             fields = {key: value for key, value in fields.items() if key not in _WITH_WEIGHTS or value is not None}
         return spec.name, fields

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -72,6 +72,27 @@ class NodeWriter:
         packed = dtype in (ir.DataType.INT4, ir.DataType.UINT4)
         content = array if array.dtype == dtype.numpy() else array.astype(dtype.numpy())
         return add_initializer(self.model, name, self._store.put(name, content, dtype if packed else None))
+
+    def free(self, name: str) -> str:
+        """A name like this one that nothing has; it is taken from now on."""
+        return unique_name(self._names, name)
+
+    def stand_in(self, pairs: Iterable[tuple[ir.Value, ir.Value]]) -> None:
+        """Let new values stand for old ones everywhere, under the old names; what only made the old ones goes.
+
+        Args:
+            pairs: old and new values, each made by a node. The new ones keep their own types and shapes.
+        """
+        made = list(pairs)
+        for old, new in made:
+            name = old.name
+            old.replace_all_uses_with(new, replace_graph_outputs=True)
+            old.name, new.name = None, name
+        for old, new in made:
+            source = new.producer()
+            if source is not None and source.outputs[0] is new:
+                source.name = new.name
+            remove_unused(self.model, old)
 
     def take_over(self, old: ir.Value, new: ir.Value) -> None:
         """Let ``new`` stand for ``old`` everywhere, under the old name; the old node goes."""

@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("evaluate",),
     ("bench",),
     ("texts",),
-    ("quantize", "half"),
+    ("quantize", "half", "cache"),
     ("report",),
     ("converted",),
     ("convert",),

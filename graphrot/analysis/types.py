@@ -237,7 +237,8 @@ class TiedHead:
 class Refusal:
     """A place where a rotation was looked for and is not possible, with the node that says no."""
 
-    kind: SpaceKind
+    kind: SpaceKind | Literal["KV"]
+    """``KV``: a cache that cannot be quantized."""
     node: str
     op: str
     reason: str
@@ -255,6 +256,87 @@ class CachePair:
     """``H``, also where the graph leaves it open."""
     width: int
     """``D``, likewise."""
+
+
+@dataclass(frozen=True)
+class OperandRef:
+    """An input of a node, and the form of what it reads.
+
+    ``rows``: ``[B, S, H * D]``. ``heads``: ``[B, H, S, D]``. ``stacked``: ``[B * H, S, D]``.
+    """
+
+    node: str
+    """First output of the node."""
+    input: int
+    form: Literal["rows", "heads", "stacked"] = "rows"
+
+
+@dataclass(frozen=True)
+class MaskTerm:
+    """One tensor that says what a query may see, or how much: it broadcasts to ``[B, H, S, T]``.
+
+    ``bias``: it is added to the scores, times ``factor``. ``keep``: scores where it is false become ``number``.
+    ``hide``: scores where it is true become ``number``. ``padding``: integers ``[B, T]``, likewise where they are 0.
+    """
+
+    place: OperandRef
+    kind: Literal["bias", "keep", "hide", "padding"] = "bias"
+    factor: float = 1.0
+    number: float = 0.0
+
+
+@dataclass(frozen=True)
+class AttentionSite:
+    """A place where queries meet a cache of keys and values, read off what it computes.
+
+    ``softmax(softcap(score_scale * q . k) + mask) . v`` over past and new tokens, for each head; a group of query
+    heads shares a head of keys and values.
+    """
+
+    node: str
+    """First output of the node that makes the weighted values."""
+    op: str
+    query: OperandRef
+    key: OperandRef
+    """New keys."""
+    value: OperandRef
+    """New values."""
+    past_key: str
+    past_value: str
+    present_key: str
+    present_value: str
+    heads: int
+    kv_heads: int
+    head_size: int
+    score_scale: float
+    softcap: float = 0.0
+    """0: none."""
+    window: int = -1
+    """Slots that a query sees at most, its own included; -1: all."""
+    causal: bool = True
+    output: Literal["rows", "heads", "stacked"] = "rows"
+    """Form of what the node makes."""
+    seqlens: str = ""
+    """Tensor with the slots that a row of the batch has in use, minus one; empty: every row has all of them."""
+    total: str = ""
+    """Tensor with the slots in use; empty: past and new tokens."""
+    pads: bool = False
+    """Slots where the input attention_mask is 0 are hidden."""
+    mask: tuple[MaskTerm, ...] = ()
+    """What is hidden beyond ``causal``, ``window`` and ``pads``."""
+
+
+@dataclass(frozen=True)
+class AttentionSites:
+    """The attention of a graph, in graph order, and what is refused."""
+
+    sites: tuple[AttentionSite, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+    counts: bool = False
+    """The input attention_mask ``[B, T]`` is as long as past and new tokens together."""
+    shares: bool = False
+    """Nothing but these sites looks at a past, and lengths come from attention_mask: past and present may be one
+    buffer of fixed capacity."""
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,23 @@ def convert(
         typer.Option(metavar="none|int8|int4", help="Inputs of the linears, per token.", rich_help_panel=_RECIPE),
     ] = None,
     kv: Annotated[
-        str | None, typer.Option(metavar="none", help="The key/value cache.", rich_help_panel=_RECIPE)
+        str | None, typer.Option(metavar="none|int8|int4", help="The key/value cache.", rich_help_panel=_RECIPE)
+    ] = None,
+    kv_scales: Annotated[
+        str | None,
+        typer.Option(
+            metavar="tensor|channel",
+            help="With --kernels ort: numbers of the cache that share a scale.",
+            rich_help_panel=_RECIPE,
+        ),
+    ] = None,
+    kv_range: Annotated[
+        str | None,
+        typer.Option(
+            metavar="minmax|mse",
+            help="With --kernels ort: how these scales are chosen on the calibration text.",
+            rich_help_panel=_RECIPE,
+        ),
     ] = None,
     solver: Annotated[
         str | None, typer.Option(metavar="rtn|clip|gptq", help="How weights are rounded.", rich_help_panel=_RECIPE)
@@ -99,14 +115,21 @@ def convert(
     ] = None,
     kernels: Annotated[
         str | None,
-        typer.Option(metavar="graphrot|ort", help="Whose matmuls take rounded inputs.", rich_help_panel=_RECIPE),
+        typer.Option(
+            metavar="graphrot|ort",
+            help="Whose matmuls take rounded inputs, and whose attention a quantized cache.",
+            rich_help_panel=_RECIPE,
+        ),
     ] = None,
     certificate: Annotated[
         str | None,
         typer.Option(metavar="full|off", help="Compare the rotated model with its source.", rich_help_panel=_RECIPE),
     ] = None,
     calibration: Annotated[
-        Path | None, typer.Option(help="Text for gptq (default: Python's own help topics).", rich_help_panel=_FILES)
+        Path | None,
+        typer.Option(
+            help="Text for gptq and for --kv-scales (default: Python's own help topics).", rich_help_panel=_FILES
+        ),
     ] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="Folder with tokenizer.json, for an .onnx source.", rich_help_panel=_FILES)
@@ -115,7 +138,8 @@ def convert(
         Path | None, typer.Option(help="Replay a plan (JSON) instead of making one.", rich_help_panel=_FILES)
     ] = None,
     allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Go on where some of the asked rotations are refused.")
+        bool,
+        typer.Option("--allow-partial", help="Go on where some of the asked rotations, or of the caches, are refused."),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace what an earlier conversion wrote.")] = False,
     resume: Annotated[
@@ -144,6 +168,8 @@ def convert(
         "head": head,
         "activations": activations,
         "kv": kv,
+        "kv_scales": kv_scales,
+        "kv_range": kv_range,
         "solver": solver,
         "target": target,
         "provider": provider,

@@ -45,18 +45,19 @@ _CONTRIBUTED: dict[str, Kind] = {
         "product",
     ),
 }
-_OURS = frozenset({"HadamardTransform", "RotatedMatMul"})
+_OURS = frozenset({"HadamardTransform", "RotatedAttention", "RotatedMatMul"})
 _ANY_TYPE = frozenset({"Shape", "Size", "IsNaN", "IsInf"})
 
 BFLOAT16_CPU = frozenset(
     "Cast CastLike Concat Flatten Gather GatherElements GatherND Identity Reshape ScatterND Slice Split Squeeze "
-    "Transpose Unsqueeze HadamardTransform RotatedMatMul".split()
+    "Transpose Unsqueeze HadamardTransform RotatedAttention RotatedMatMul".split()
 )
 """Operators with a bfloat16 kernel, in ONNX Runtime on the CPU, 1.20 and 1.32, or in graphrot's library."""
 
 _FLOAT16_KERNELS = frozenset(
-    "GroupQueryAttention HadamardTransform LayerNormalization MatMulNBits RMSNormalization RotatedMatMul "
-    "RotaryEmbedding SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
+    "GroupQueryAttention HadamardTransform LayerNormalization MatMulNBits RMSNormalization RotatedAttention "
+    "RotatedMatMul RotaryEmbedding SimplifiedLayerNormalization SkipLayerNormalization "
+    "SkipSimplifiedLayerNormalization".split()
 )
 
 
@@ -82,10 +83,13 @@ def reads_any_type(node: ir.Node) -> bool:
 def stays_float32(node: ir.Node, index: int) -> bool:
     """Inputs that are float32 whatever the operator's other types are: by its definition, or for their digits.
 
-    Scales of RotatedMatMul may have a type of their own: those of channels are few, and stay.
+    Scales of RotatedMatMul may have a type of their own: those of channels are few, and stay. RotatedAttention adds
+    its mask in float32.
     """
     if is_rotated_matmul(node):
         return index == 4 or (index == 2 and node.attributes["block_size"].as_int() == 0)
+    if (node.domain, node.op_type) == ("graphrot", "RotatedAttention"):
+        return index == 7
     return node.domain == "com.microsoft" and node.op_type == "GroupQueryAttention" and index in (12, 13)
 
 

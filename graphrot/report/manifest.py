@@ -13,11 +13,10 @@ from typing import Any
 import onnx_ir as ir
 from pydantic import BaseModel, ConfigDict
 
-from graphrot.analysis.types import Facts
+from graphrot.analysis.types import AttentionSites, Facts
 from graphrot.evaluate.certificate import Certificate, weight_bytes
 from graphrot.half import HalfError, HalfTypes
 from graphrot.model.load import Source
-from graphrot.model.widen import HALVES
 from graphrot.plan.serialize import plan_hash
 from graphrot.plan.types import MeanFold, Rotation, RotationPlan
 from graphrot.quantize import Quantized
@@ -131,12 +130,19 @@ class QuantizedPart(_Part):
 
 
 class CachePart(_Part):
-    """What the key/value cache holds: bits of an element, layout, rotated or not, kind of scales."""
+    """What the key/value cache holds.
+
+    ``layout``: ``float`` ``[batch, heads, tokens, width]`` of ``bits``; ``rows``, uint8, a scale and a minimum behind
+    the codes of each token and head; ``gqa``, as ONNX Runtime's GroupQueryAttention packs it; ``none`` without a cache.
+    ``scales``: what shares a scale, ``token``, ``tensor`` or ``channel``. ``shared_buffers``: one buffer of fixed
+    capacity may be both past and present.
+    """
 
     bits: int
     layout: str
     rotated: bool
     scales: str | None
+    shared_buffers: bool = False
 
 
 class Manifest(_Part):
@@ -174,6 +180,7 @@ def build_manifest(
     certificate: Certificate | None,
     quantized: Quantized,
     facts: Facts,
+    sites: AttentionSites,
     seconds: Mapping[str, float],
     types: HalfTypes,
     half: HalfError | None,
@@ -194,7 +201,7 @@ def build_manifest(
             bits_per_weight=_float_bits(types) if quantized.bits_per_weight is None else quantized.bits_per_weight,
         ),
         quantized=[QuantizedPart(**asdict(entry)) for entry in quantized.entries],
-        cache=_cache(plan, facts, types),
+        cache=_cache(plan, facts, sites, recipe, types),
         seconds=dict(seconds),
         versions=versions,
     )
@@ -204,13 +211,21 @@ def _float_bits(types: HalfTypes) -> float:
     return 32.0 if types.half is None else 16.0
 
 
-def _cache(plan: RotationPlan, facts: Facts, types: HalfTypes) -> CachePart:
+def _cache(plan: RotationPlan, facts: Facts, sites: AttentionSites, recipe: Recipe, types: HalfTypes) -> CachePart:
     rotated = any(rotation.space.cache_inputs for rotation in plan.rotations)
     if not facts.caches:
         return CachePart(bits=0, layout="none", rotated=rotated, scales=None)
+    if recipe.kv_bits is not None:
+        stock = recipe.stock_cache
+        return CachePart(
+            bits=recipe.kv_bits,
+            layout="gqa" if stock else "rows",
+            rotated=rotated,
+            scales=recipe.kv_scales if stock else "token",
+            shared_buffers=sites.shares,
+        )
     dtype = types.ends.get(facts.caches[0].past, ir.DataType.FLOAT)
-    layout = f"[batch, heads, tokens, width] {HALVES.get(dtype, 'float32')}"
-    return CachePart(bits=8 * int(dtype.itemsize), layout=layout, rotated=rotated, scales=None)
+    return CachePart(bits=8 * int(dtype.itemsize), layout="float", rotated=rotated, scales=None)
 
 
 def metadata(manifest: Manifest, plan: RotationPlan) -> dict[str, str]:

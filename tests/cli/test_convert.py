@@ -88,7 +88,7 @@ def test_json_of_convert(source: Path, text: Path, tmp_path: Path, capsys: pytes
     assert set(manifest["certificate"]) == {
         "mode", "max_abs", "relative", "top1", "tolerance", "dtype", "tokens", "control_relative",
     }  # fmt: skip
-    assert set(manifest["cache"]) == {"bits", "layout", "rotated", "scales"}
+    assert set(manifest["cache"]) == {"bits", "layout", "rotated", "scales", "shared_buffers"}
     entry = manifest["quantized"][0]
     assert set(entry) == {"tensor", "node", "bits", "group", "error", "error_without_rotation"}
     assert len(manifest["quantized"]) == 7 * 2 + 2  # so small a table is cheaper twice than with a matrix

@@ -117,7 +117,7 @@ def test_the_version_of_a_checkout_that_is_not_installed(
     ("option", "words"),
     [
         ("--certificate=maybe", "certificate: should be one of full, off (got 'maybe')"),
-        ("--kv=int5", "kv: should be one of none (got 'int5')"),
+        ("--kv=int5", "kv: should be one of int8, int4, none (got 'int5')"),
         ("--weights=int5", "weights: should be one of int8, int4, none (got 'int5')"),
         ("--group=31", "group: should be one of channel, 32, 64, 128, none (got 31)"),
         ("--only=R9", "only: should be one of R1, R2, R3, R4, O (got 'R9')"),

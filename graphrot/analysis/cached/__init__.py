@@ -1,0 +1,1 @@
+"""Attention over caches: where it stands, and what it computes."""

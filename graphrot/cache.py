@@ -1,0 +1,88 @@
+"""The quantized cache in the pipeline: which attention gets it, and what a user has to know about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from graphrot.analysis.cached.find import find_attention
+from graphrot.analysis.types import AttentionSites, Facts, Refusal
+from graphrot.errors import InputRefused
+from graphrot.ops.rotated_attention import row_bytes
+from graphrot.recipe import Recipe
+
+_OURS_NOTE = (
+    "attention reads the {bits}-bit cache directly with graphrot's library (graphrot.register); without it the model "
+    "answers alike, and decodes the cache in each call"
+)
+_CHANGED_NOTE = "the key/value cache is {form}: caches of the source's type do not fit"
+
+
+def find_sites(model: ir.Model, facts: Facts, *, allow_partial: bool) -> AttentionSites:
+    """The attention whose cache is to be quantized.
+
+    Args:
+        model: opened up, not yet rotated; only read.
+        facts: of it.
+        allow_partial: go on where some of the caches cannot be quantized.
+
+    Raises:
+        InputRefused: there is no attention over a cache, or some of it cannot be replaced.
+    """
+    found = find_attention(model, facts.caches)
+    refused = "; ".join(_words(found.refused))
+    if not found.sites:
+        raise InputRefused(
+            "The model has no cache that can be quantized",
+            where=refused or "no attention over past keys and values",
+            why=_change(found.refused),
+            do="give a model with past_key_values and present as inputs and outputs, or use --kv none",
+        )
+    if found.refused and not allow_partial:
+        raise InputRefused(
+            "Not every cache of the model can be quantized",
+            where=refused,
+            why=_change(found.refused),
+            do="--allow-partial leaves the others as they are; --kv none leaves all",
+        )
+    return found
+
+
+def cache_notes(found: AttentionSites, recipe: Recipe, kind: str) -> tuple[str, ...]:
+    """What a user has to know; a checkpoint, other than an ONNX ``kind``, has no cache to compare."""
+    bits = recipe.kv_bits
+    if bits is None or not found.sites:
+        return ()
+    width = found.sites[0].head_size
+    row = (width // 2 if bits == 4 else width) if recipe.stock_cache else row_bytes(width, bits)
+    dtype = "int8" if recipe.stock_cache and bits == 8 else "uint8"
+    notes = []
+    if kind in ("onnx", "object"):
+        notes.append(_CHANGED_NOTE.format(form=f"{dtype} [batch, heads, tokens, {row}]"))
+    if not recipe.stock_cache:
+        notes.append(_OURS_NOTE.format(bits=bits))
+    return tuple(notes)
+
+
+def cache_names(found: AttentionSites | None) -> frozenset[str]:
+    """Graph inputs and outputs that are integers afterwards."""
+    sites = () if found is None else found.sites
+    names = ((s.past_key, s.past_value, s.present_key, s.present_value) for s in sites)
+    return frozenset(name for four in names for name in four)
+
+
+def _words(refused: Sequence[Refusal]) -> list[str]:
+    """Refusals of one operator and reason in one phrase, by the first node."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for refusal in refused:
+        groups.setdefault((refusal.op, refusal.reason), []).append(refusal.node)
+    return [
+        f"{nodes[0]} ({op}{f', and {len(nodes) - 1} more' if len(nodes) > 1 else ''}): {reason}"
+        for (op, reason), nodes in groups.items()
+    ]
+
+
+def _change(refused: Sequence[Refusal]) -> str | None:
+    changes = dict.fromkeys(refusal.change for refusal in refused if refusal.change)
+    return "; ".join(f"what would change it: {change}" for change in changes) or None

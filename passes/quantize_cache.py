@@ -1,0 +1,135 @@
+"""Put ``graphrot::RotatedAttention`` in the place of attention, and its rows in the place of a float cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import onnx_ir as ir
+
+from graphrot.analysis.types import AttentionSite, AttentionSites, OperandRef
+from graphrot.errors import InputRefused
+from graphrot.graph import node_of, value_map
+from graphrot.ops.hadamard import ATTRIBUTES as TRANSFORM_ATTRIBUTES
+from graphrot.ops.hadamard import DOMAIN
+from graphrot.ops.hadamard import OP_TYPE as TRANSFORM
+from graphrot.ops.rotated_attention import AttentionForm, ensure_rotated_attention, rotated_attention_node
+from graphrot.passes.base import PROVENANCE, GraphPass, record_provenance
+from graphrot.passes.quantize_nodes import NodeWriter, remove_unused, require_opset
+from graphrot.plan.types import RotationPlan
+
+
+class QuantizeCache(GraphPass):
+    """Let every site store its keys and values as rows of 4 or 8 bits, and attend to what it stored.
+
+    Transforms of queries and keys (R3) go into the operator. The caches of the graph become uint8
+    ``[B, Hkv, T, R]``; other inputs and outputs stay.
+
+    Args:
+        plan: the plan (kept for the record).
+        found: the sites.
+        bits: of a stored number.
+    """
+
+    def __init__(self, plan: RotationPlan, found: AttentionSites, *, bits: Literal[4, 8]) -> None:
+        super().__init__(plan)
+        self._found = found
+        self._bits: Literal[4, 8] = bits
+
+    def apply(self, model: ir.Model, done: set[str]) -> None:
+        require_opset(model)
+        writer, values = NodeWriter(model), value_map(model)
+        for site in self._found.sites:
+            if site.node in done:
+                self.report.skipped.append((site.node, "replaced already"))
+                continue
+            self._replace(writer, values, site)
+            done.add(site.node)
+            self.report.changed.append(site.node)
+        if self.report.changed:
+            ensure_rotated_attention(model)
+
+    def _replace(self, writer: NodeWriter, values: dict[str, ir.Value], site: AttentionSite) -> None:
+        node = node_of(values, site.node)
+        form = AttentionForm(
+            num_heads=site.heads,
+            kv_num_heads=site.kv_heads,
+            head_size=site.head_size,
+            bits=self._bits,
+            score_scale=site.score_scale,
+            softcap=site.softcap,
+            window=site.window,
+            causal=site.causal,
+        )
+        query, key, value = (read(values, use) for use in (site.query, site.key, site.value))
+        rotation: list[ir.Attr] | None = None
+        items: list[str] = []
+        first, second = _transform(query, site.head_size), _transform(key, site.head_size)
+        if first is not None and second is not None and _same(first, second):
+            rotation = [first.attributes[name] for name in TRANSFORM_ATTRIBUTES]
+            items = [node.metadata_props.get(PROVENANCE, "") for node in (first, second)]
+            query, key = data_of(first), data_of(second)
+        past_key, past_value = values[site.past_key], values[site.past_value]
+        for past in (past_key, past_value):
+            declare(past, [site.kv_heads, form.row_bytes])
+        made = rotated_attention_node(
+            query,
+            key,
+            value,
+            past_key,
+            past_value,
+            values[site.seqlens],
+            values[site.total],
+            [writer.free(f"{name}.stored") for name in (site.node, site.present_key, site.present_value)],
+            form,
+            rotation=rotation,
+        )
+        for item in ",".join(items).split(","):
+            if item:
+                record_provenance(made, item)
+        writer.model.graph.insert_before(node, made)
+        olds = [node.outputs[0], values[site.present_key], values[site.present_value]]
+        writer.stand_in(zip(olds, made.outputs, strict=True))
+        for present in made.outputs[1:]:
+            declare(present, [site.kv_heads, form.row_bytes])
+
+
+def read(values: dict[str, ir.Value], use: OperandRef) -> ir.Value:
+    """What an input of a node reads now.
+
+    Raises:
+        InputRefused: the sites were found in another model.
+    """
+    node = node_of(values, use.node)
+    value = node.inputs[use.input] if use.input < len(node.inputs) else None
+    if value is None:
+        raise InputRefused("An attention node has lost an input", where=f"input {use.input} of {use.node!r}")
+    return value
+
+
+def declare(cache: ir.Value, sizes: Sequence[int]) -> None:
+    """Say what a graph input or output holds now: uint8 ``[B, heads, T, row]``; names of free sizes stay."""
+    shape = [None, None, None, None] if cache.shape is None else list(cache.shape)
+    cache.shape = ir.Shape([shape[0], sizes[0], shape[2], sizes[1]])
+    cache.type = ir.TensorType(ir.DataType.UINT8)
+
+
+def data_of(transform: ir.Node) -> ir.Value:
+    """What a transform reads."""
+    data = transform.inputs[0]
+    assert data is not None
+    return data
+
+
+def _transform(value: ir.Value, head_size: int) -> ir.Node | None:
+    """The transform within heads that makes ``value``."""
+    node = value.producer()
+    if node is None or (node.domain, node.op_type) != (DOMAIN, TRANSFORM):
+        return None
+    return node if head_size % node.attributes["size"].as_int() == 0 else None
+
+
+def _same(first: ir.Node, second: ir.Node) -> bool:
+    """Whether two transforms are by one matrix."""
+    names = ("size", "construction", "scale")
+    return all(first.attributes[name].value == second.attributes[name].value for name in names)
