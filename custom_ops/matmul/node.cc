@@ -18,12 +18,6 @@ enum Input : std::size_t { kCodes = 1, kScales = 2, kZeros = 3, kBias = 4 };
 constexpr const char* kInputNames[] = {"X", "B", "scales", "zero_points", "bias"};
 constexpr std::int64_t kLargest = std::int64_t{1} << 24;  // of K and N, so that no product of sizes overflows
 
-std::string words(const std::vector<std::int64_t>& shape) {
-  std::string text = "[";
-  for (const std::int64_t extent : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(extent);
-  return text + "]";
-}
-
 struct Constant {
   const void* data;
   ort::ElementType type;
@@ -34,8 +28,8 @@ Constant read_constant(const Api& api, const KernelInfo* info, Input input, cons
   Constant constant{};
   const std::vector<std::int64_t> found = ort::shape_of(api, value, &constant.type);
   if (found != shape) {
-    throw std::invalid_argument("input '" + std::string(kInputNames[input]) + "' has the shape " + words(found) + "; by the attributes it is " +
-                                words(shape));
+    throw std::invalid_argument("input '" + std::string(kInputNames[input]) + "' has the shape " + ort::words(found) + "; by the attributes it is " +
+                                ort::words(shape));
   }
   constant.data = ort::data_of(api, value);
   return constant;
@@ -44,13 +38,6 @@ Constant read_constant(const Api& api, const KernelInfo* info, Input input, cons
 const void* data_of_type(const Constant& constant, ort::ElementType type, Input input, const char* kind) {
   if (constant.type == type) return constant.data;
   throw std::invalid_argument("input '" + std::string(kInputNames[input]) + "' must hold " + kind);
-}
-
-std::int64_t in_range(const Api& api, const KernelInfo* info, const char* name, std::int64_t least, std::int64_t most) {
-  const std::int64_t value = ort::attribute_int(api, info, name);
-  if (value >= least && value <= most) return value;
-  throw std::invalid_argument("attribute '" + std::string(name) + "' is " + std::to_string(value) + "; it must be from " +
-                              std::to_string(least) + " to " + std::to_string(most));
 }
 
 std::vector<float> as_floats(const Constant& constant, std::size_t count) {
@@ -109,12 +96,12 @@ void check_body(const Api& api, const KernelInfo* info, int levels, std::int64_t
 }  // namespace
 
 MatMulNode read_matmul_node(const Api& api, const KernelInfo* info) {
-  const std::int64_t channels = in_range(api, info, "K", 1, kLargest), columns = in_range(api, info, "N", 1, kLargest);
-  const std::int64_t bits = in_range(api, info, "bits", 4, 8), activation_bits = in_range(api, info, "activation_bits", 4, 8);
+  const std::int64_t channels = ort::attribute_in_range(api, info, "K", 1, kLargest), columns = ort::attribute_in_range(api, info, "N", 1, kLargest);
+  const std::int64_t bits = ort::attribute_in_range(api, info, "bits", 4, 8), activation_bits = ort::attribute_in_range(api, info, "activation_bits", 4, 8);
   if (activation_bits != 4 && activation_bits != 8) {
     throw std::invalid_argument("attribute 'activation_bits' is " + std::to_string(activation_bits) + "; it must be 4 or 8");
   }
-  const std::int64_t block_size = in_range(api, info, "block_size", 0, 128), block = in_range(api, info, "block", 16, kLargest);
+  const std::int64_t block_size = ort::attribute_in_range(api, info, "block_size", 0, 128), block = ort::attribute_in_range(api, info, "block", 16, kLargest);
   if (block_size != 0 && block_size != block) {
     throw std::invalid_argument("attribute 'block' is " + std::to_string(block) + ", and 'block_size' " + std::to_string(block_size));
   }
@@ -149,7 +136,7 @@ MatMulNode read_matmul_node(const Api& api, const KernelInfo* info) {
     weights.bias = static_cast<const float*>(
         data_of_type(read_constant(api, info, kBias, {columns}), ort::kFloat32, kBias, "float"));
   }
-  const std::int64_t rotate = in_range(api, info, "rotate", 0, 1);
+  const std::int64_t rotate = ort::attribute_in_range(api, info, "rotate", 0, 1);
   std::unique_ptr<HadamardTransform> rotation(new HadamardTransform(read_transform(api, info)));
   check_body_attributes(api, info, rotation->problem());
   if (rotate != 0) node.rotation = std::move(rotation);

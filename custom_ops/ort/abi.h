@@ -38,6 +38,7 @@ enum ElementType : int {
   kFloat32 = 1,
   kUint8 = 2,
   kInt8 = 3,
+  kInt32 = 6,
   kFloat16 = 10,
   kBFloat16 = 16,
 };

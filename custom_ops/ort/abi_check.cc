@@ -49,6 +49,7 @@ static_assert(static_cast<int>(ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT) == graphrot:
 static_assert(static_cast<int>(ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8) == graphrot::ort::kUint8, "element types");
 static_assert(static_cast<int>(ORT_OP_ATTR_INT) == graphrot::ort::kAttributeInt, "attribute types");
 static_assert(static_cast<int>(ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8) == graphrot::ort::kInt8, "element types");
+static_assert(static_cast<int>(ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32) == graphrot::ort::kInt32, "element types");
 static_assert(static_cast<int>(ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16) == graphrot::ort::kFloat16, "element types");
 static_assert(static_cast<int>(ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16) == graphrot::ort::kBFloat16, "element types");
 static_assert(sizeof(OrtErrorCode) == sizeof(int) && sizeof(ONNXTensorElementDataType) == sizeof(int), "enums are ints");

@@ -64,6 +64,14 @@ float attribute_float(const Api& api, const KernelInfo* info, const char* name) 
   return value;
 }
 
+std::int64_t attribute_in_range(const Api& api, const KernelInfo* info, const char* name, std::int64_t least,
+                                std::int64_t most) {
+  const std::int64_t value = attribute_int(api, info, name);
+  if (value >= least && value <= most) return value;
+  throw std::invalid_argument("attribute '" + std::string(name) + "' is " + std::to_string(value) + "; it must be from " +
+                              std::to_string(least) + " to " + std::to_string(most));
+}
+
 std::vector<std::int64_t> attribute_ints(const Api& api, const KernelInfo* info, const char* name) {
   std::size_t count = 0;
   std::int64_t* const none = nullptr;
@@ -118,6 +126,12 @@ std::vector<std::int64_t> shape_of(const Api& api, const Value* value, ElementTy
   std::vector<std::int64_t> shape(rank);
   if (rank != 0) check(api, api.call<slot::GetDimensions>(seen, shape.data(), rank));
   return shape;
+}
+
+std::string words(const std::vector<std::int64_t>& shape) {
+  std::string text = "[";
+  for (const std::int64_t extent : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(extent);
+  return text + "]";
 }
 
 const Value* constant_input(const Api& api, const KernelInfo* info, std::size_t index, const char* name) {

@@ -62,6 +62,9 @@ Status* guarded(const Api& api, const char* where, Body&& body) noexcept {
 // Attributes of a node. All throw std::invalid_argument, naming the attribute, when it is absent or of another type.
 std::int64_t attribute_int(const Api& api, const KernelInfo* info, const char* name);
 float attribute_float(const Api& api, const KernelInfo* info, const char* name);
+// Throws when it is not from `least` to `most`, too.
+std::int64_t attribute_in_range(const Api& api, const KernelInfo* info, const char* name, std::int64_t least,
+                                std::int64_t most);
 std::vector<std::int64_t> attribute_ints(const Api& api, const KernelInfo* info, const char* name);
 
 struct TensorAttribute {
@@ -82,6 +85,9 @@ bool has_input(const Api& api, const KernelInfo* info, std::size_t index);
 std::string node_name(const Api& api, const KernelInfo* info);
 
 std::vector<std::int64_t> shape_of(const Api& api, const Value* value, ElementType* type);
+
+// [2, 3, 4], for messages.
+std::string words(const std::vector<std::int64_t>& shape);
 
 const void* data_of(const Api& api, const Value* value);
 void* mutable_data_of(const Api& api, Value* value);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/op.h"
 #include "common/isa.h"
 #include "hadamard/op.h"
 #include "matmul/op.h"
@@ -29,17 +30,21 @@ struct Registration {
         api(table),
         hadamard{HadamardOp(api, Element::kFloat), HadamardOp(api, Element::kHalf), HadamardOp(api, Element::kBFloat16)},
         matmul{RotatedMatMulOp(api, Element::kFloat), RotatedMatMulOp(api, Element::kHalf),
-               RotatedMatMulOp(api, Element::kBFloat16)} {
+               RotatedMatMulOp(api, Element::kBFloat16)},
+        attention{RotatedAttentionOp(api, Element::kFloat), RotatedAttentionOp(api, Element::kHalf),
+                  RotatedAttentionOp(api, Element::kBFloat16)} {
     ort::check(api, api.call<ort::slot::CreateCustomOpDomain>("graphrot", &domain));
     const auto add = [&](const ort::CustomOp& op) { ort::check(api, api.call<ort::slot::CustomOpDomain_Add>(domain, &op)); };
     for (const HadamardOp& op : hadamard) add(op);
     for (const RotatedMatMulOp& op : matmul) add(op);
+    for (const RotatedAttentionOp& op : attention) add(op);
   }
 
   const void* key;
   ort::Api api;
   std::array<HadamardOp, kElementCount> hadamard;
   std::array<RotatedMatMulOp, kElementCount> matmul;
+  std::array<RotatedAttentionOp, kElementCount> attention;
   ort::CustomOpDomain* domain = nullptr;
 };
 
@@ -96,7 +101,7 @@ GRAPHROT_EXPORT const char* graphrot_describe() {
                   ", \"available\": " + word(isa_available(isa)) + "}";
       }
       result += "], \"kernels\": [";
-      for (const char* name : {HadamardOp::kName, RotatedMatMulOp::kName}) {
+      for (const char* name : {HadamardOp::kName, RotatedMatMulOp::kName, RotatedAttentionOp::kName}) {
         for (int element = 0; element < kElementCount; ++element) {
           if (result.back() != '[') result += ", ";
           result += std::string("{\"op\": \"") + name + "\", \"type\": \"" +
