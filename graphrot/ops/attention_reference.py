@@ -50,13 +50,15 @@ def load_rows(rows: ArrayLike, bits: int) -> NDArray[np.float64]:
         bits: 4 or 8.
 
     Returns:
-        ``[..., D]``; NaN in rows that are not finite.
+        ``[..., D]``; NaN in rows whose step or base is not finite.
     """
     stored = np.asarray(rows, np.uint8)
     packed = stored[..., :-4]
     codes = packed if bits == 8 else np.concatenate([packed & 15, packed >> 4], axis=-1)
     ends = np.ascontiguousarray(stored[..., -4:]).view("<f2").astype(np.float64)
-    return np.asarray(ends[..., 1:] + ends[..., :1] * codes, np.float64)
+    finite = np.isfinite(ends).all(axis=-1, keepdims=True)
+    known = np.where(finite, ends, 0)
+    return np.where(finite, known[..., 1:] + known[..., :1] * codes, np.nan)
 
 
 def attend(
@@ -149,36 +151,59 @@ def evaluate_rotated_attention(
     Returns:
         ``output``, ``present_key`` and ``present_value``.
     """
-    names = ("num_heads", "kv_num_heads", "bits", "local_window_size", "causal", "rotate")
-    number = {name: node.attributes[name].as_int() for name in names}
-    heads, kv_heads = number["num_heads"], number["kv_num_heads"]
-    queries, keys = (
-        _heads(evaluate_hadamard(node, part) if number["rotate"] else np.asarray(part, np.float64), count)
-        for part, count in ((query, heads), (key, kv_heads))
-    )
-    tokens = queries.shape[2]
-    starts = np.maximum(np.asarray(seqlens_k, np.int64).reshape(-1) + 1 - tokens, 0)
+    kv_heads, bits = (node.attributes[name].as_int() for name in ("kv_num_heads", "bits"))
+    starts = np.maximum(np.asarray(seqlens_k, np.int64).reshape(-1) + 1 - np.asarray(query).shape[1], 0)
     present_key, present_value = (
-        _stored(np.asarray(past, np.uint8), store_rows(new, number["bits"]), starts, total)
-        for past, new in ((past_key, keys), (past_value, _heads(np.asarray(value, np.float64), kv_heads)))
+        _stored(np.asarray(past, np.uint8), store_rows(_heads(new, kv_heads), bits), starts, total)
+        for past, new in ((past_key, _rotated(node, key)), (past_value, np.asarray(value, np.float64)))
     )
+    return attend_stored(node, query, present_key, present_value, starts, mask), present_key, present_value
+
+
+def attend_stored(
+    node: ir.Node,
+    query: ArrayLike,
+    present_key: NDArray[np.uint8],
+    present_value: NDArray[np.uint8],
+    starts: ArrayLike,
+    mask: ArrayLike | None = None,
+) -> NDArray[np.float64]:
+    """The node's first output, from the rows that it stored.
+
+    Args:
+        node: the node.
+        query: ``[B, S, Hq * D]``.
+        present_key: ``[B, Hkv, T, R]``.
+        present_value: likewise.
+        starts: ``[B]``, the first new slot of each row of the batch.
+        mask: broadcasts to ``[B, Hq, S, M]``, or None.
+
+    Returns:
+        ``[B, S, Hq * D]``.
+    """
+    names = ("num_heads", "bits", "local_window_size", "causal")
+    heads, bits, window, causal = (node.attributes[name].as_int() for name in names)
+    queries = _heads(_rotated(node, query), heads)
+    batch, _, tokens, _ = queries.shape
     slots = present_key.shape[2]
-    visible = visible_slots(starts, tokens, slots, causal=bool(number["causal"]), window=number["local_window_size"])
     added = np.zeros((1, 1, 1, slots))
     if mask is not None:
         given = np.asarray(mask, np.float64)[..., :slots]
         added = np.pad(given, [(0, 0)] * 3 + [(0, slots - given.shape[-1])])
     output = attend(
         queries,
-        load_rows(present_key, number["bits"]),
-        load_rows(present_value, number["bits"]),
-        visible & (added > _UNSEEN),
+        load_rows(present_key, bits),
+        load_rows(present_value, bits),
+        visible_slots(starts, tokens, slots, causal=bool(causal), window=window) & (added > _UNSEEN),
         scale=node.attributes["score_scale"].as_float(),
         softcap=node.attributes["softcap"].as_float(),
         added=added,
     )
-    batch = len(output)
-    return output.swapaxes(1, 2).reshape(batch, tokens, -1), present_key, present_value
+    return output.swapaxes(1, 2).reshape(batch, tokens, -1)
+
+
+def _rotated(node: ir.Node, x: ArrayLike) -> NDArray[np.float64]:
+    return evaluate_hadamard(node, x) if node.attributes["rotate"].as_int() else np.asarray(x, np.float64)
 
 
 def _heads(x: NDArray[np.float64], heads: int) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from graphrot.ops.attention_reference import evaluate_rotated_attention, store_rows
+from graphrot.ops.attention_reference import attend_stored, evaluate_rotated_attention, load_rows, store_rows
 from graphrot.ops.hadamard import transform_attributes
 from graphrot.ops.rotated_attention import AttentionForm, ensure_rotated_attention, rotated_attention_node
 from graphrot.rotation.orthogonal import choose_matrix
@@ -133,6 +133,37 @@ def run(session: ort.InferenceSession, given: Arrays) -> list[np.ndarray]:
 def raw(array: np.ndarray) -> ort.OrtValue:
     """A bfloat16 array as the runtime takes it; the memory is shared."""
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), int(ir.DataType.BFLOAT16))
+
+
+TOLERANCE = {ir.DataType.FLOAT: 1e-5, ir.DataType.FLOAT16: 1e-3, ir.DataType.BFLOAT16: 8e-3}
+"""Largest error as a part of the largest result: sums in float32, or the rounding of the output's type."""
+
+
+def check(case: Case, given: Arrays, got: list[np.ndarray], tolerance: float | None = None) -> None:
+    """Outputs agree with the reference: values and keys that are not rotated to the bit.
+
+    A rotation in float32 moves a number across the border between two codes now and then. So rotated keys may differ by
+    a step, in few places, and attention is compared over the rows that were stored.
+    """
+    output, *presents = got
+    want, *rows = expected(case, given)
+    assert output.dtype == case.dtype.numpy() and output.shape == want.shape
+    for present, row in zip(presents, rows, strict=True):
+        assert present.dtype == np.uint8 and present.shape == row.shape
+    np.testing.assert_array_equal(presents[1], rows[1])
+    if case.rotate:
+        keys, exact = (load_rows(part, case.bits) for part in (presents[0], rows[0]))
+        step = (np.nanmax(exact) - np.nanmin(exact)) / ((1 << case.bits) - 1)
+        np.testing.assert_array_equal(np.isnan(keys), np.isnan(exact))
+        assert np.nanmax(np.abs(keys - exact)) <= 1.01 * step
+        assert (presents[0] != rows[0]).mean() < 0.01
+    else:
+        np.testing.assert_array_equal(presents[0], rows[0])
+    want = attend_stored(case.node(), given["query"], presents[0], presents[1], case.starts, given.get("mask"))
+    lost = np.isnan(want)
+    np.testing.assert_array_equal(np.isnan(output), lost)
+    error = np.abs(output.astype(np.float64) - want)[~lost].max(initial=0.0)
+    assert error <= (tolerance or TOLERANCE[case.dtype]) * max(1.0, np.abs(want[~lost]).max(initial=0.0))
 
 
 def expected(case: Case, given: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
