@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SIZE = 96
 """Channels of the tiny model: a Hadamard matrix of order 12 next to Sylvester's of order 8."""
-_OPS = ("HadamardTransform", "RotatedMatMul")
+_OPS = ("HadamardTransform", "RotatedMatMul", "RotatedAttention")
 _TYPES = {"float": 1, "float16": 10, "bfloat16": 16}
 
 
@@ -127,8 +127,8 @@ def _error(op: str, name: str, *, library: bool) -> float:
     from graphrot.ops.library import register
 
     dtype = ir.DataType(_TYPES[name])
-    x = ir.Value(name="x", shape=ir.Shape([3, SIZE]), type=ir.TensorType(dtype))
-    model, reference = _hadamard(x) if op == "HadamardTransform" else _matmul(x)
+    x = ir.Value(name="x", shape=ir.Shape([1, 3, SIZE]), type=ir.TensorType(dtype))
+    model, reference = {"HadamardTransform": _hadamard, "RotatedMatMul": _matmul, "RotatedAttention": _attention}[op](x)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     if library:
@@ -136,7 +136,7 @@ def _error(op: str, name: str, *, library: bool) -> float:
     session = onnxruntime.InferenceSession(
         ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    values = np.random.default_rng(0).standard_normal((3, SIZE)).astype(dtype.numpy())
+    values = np.random.default_rng(0).standard_normal((1, 3, SIZE)).astype(dtype.numpy())
     exact = reference(values.astype(np.float64))
     result = _answer(session, values, exact.shape)
     return float(np.abs(result.astype(np.float64) - exact).max())
@@ -145,7 +145,9 @@ def _error(op: str, name: str, *, library: bool) -> float:
 def _model(x: ir.Value, node: ir.Node, initializers: list[ir.Value]) -> ir.Model:
     import onnx_ir as ir
 
-    graph = ir.Graph([x], node.outputs, nodes=[node], initializers=initializers, opset_imports={"": 21}, name="doctor")
+    graph = ir.Graph(
+        [x], node.outputs[:1], nodes=[node], initializers=initializers, opset_imports={"": 21}, name="doctor"
+    )
     return ir.Model(graph, ir_version=10)
 
 
@@ -162,7 +164,6 @@ def _hadamard(x: ir.Value) -> tuple[ir.Model, Callable[[np.ndarray], np.ndarray]
 
 def _matmul(x: ir.Value) -> tuple[ir.Model, Callable[[np.ndarray], np.ndarray]]:
     import numpy as np
-    import onnx_ir as ir
 
     from graphrot.ops.hadamard import transform_attributes
     from graphrot.ops.reference import evaluate_rotated_matmul
@@ -173,16 +174,58 @@ def _matmul(x: ir.Value) -> tuple[ir.Model, Callable[[np.ndarray], np.ndarray]]:
     rng = np.random.default_rng(1)
     codes = rng.integers(0, 256, (columns, SIZE // block, block // 2)).astype(np.uint8)
     scales = rng.uniform(0.01, 0.02, columns).astype(np.float32)
-    stored = [
-        ir.Value(name=name, const_value=ir.tensor(array, name=name), shape=ir.Shape(array.shape))
-        for name, array in (("codes", codes), ("scales", scales))
-    ]
+    stored = _constants(codes=codes, scales=scales)
     weight = PackedWeight(stored[0], stored[1], None, SIZE, columns, 4, 0, block)
     matrix = choose_matrix(SIZE, rotations="hadamard", seed=None)
     node = rotated_matmul_node(x, weight, "y", rotation=transform_attributes(matrix))
     model = _model(x, node, stored)
     ensure_rotated_matmul(model)
     return model, lambda values: evaluate_rotated_matmul(node, values, codes, scales)
+
+
+def _attention(x: ir.Value) -> tuple[ir.Model, Callable[[np.ndarray], np.ndarray]]:
+    """The new tokens' queries, keys and values are the same; two older tokens lie in the cache."""
+    import numpy as np
+
+    from graphrot.ops.attention_reference import evaluate_rotated_attention, store_rows
+    from graphrot.ops.hadamard import transform_attributes
+    from graphrot.ops.rotated_attention import AttentionForm, ensure_rotated_attention, rotated_attention_node
+    from graphrot.rotation.orthogonal import choose_matrix
+
+    heads, old, new = 4, 2, 3
+    form = AttentionForm(heads, heads, SIZE // heads, 4, (SIZE // heads) ** -0.5)
+    keys, values = (
+        store_rows(np.random.default_rng(at).standard_normal((1, heads, old, SIZE // heads)), 4) for at in (1, 2)
+    )
+    lengths, total = np.array([old + new - 1], np.int32), np.array(old + new, np.int32)
+    stored = _constants(keys=keys, values=values, lengths=lengths, total=total)
+    rotation = transform_attributes(choose_matrix(form.head_size, rotations="hadamard", seed=None))
+    node = rotated_attention_node(
+        x,
+        x,
+        x,
+        stored[0],
+        stored[1],
+        stored[2],
+        stored[3],
+        ("y", "present_key", "present_value"),
+        form,
+        rotation=rotation,
+    )
+    model = _model(x, node, stored)
+    ensure_rotated_attention(model)
+    return model, lambda rows: evaluate_rotated_attention(node, rows, rows, rows, keys, values, lengths, old + new)[0]
+
+
+def _constants(**arrays: np.ndarray) -> list[ir.Value]:
+    import onnx_ir as ir
+
+    made = []
+    for name, array in arrays.items():
+        tensor = ir.tensor(array, name=name)
+        kind = ir.TensorType(tensor.dtype)
+        made.append(ir.Value(name=name, const_value=tensor, shape=ir.Shape(array.shape), type=kind))
+    return made
 
 
 def _answer(session: onnxruntime.InferenceSession, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

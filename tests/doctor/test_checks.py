@@ -142,6 +142,10 @@ BROKEN: list[tuple[Facts, str, bool, str, str]] = [
         "pip install --force-reinstall --no-deps .",
     ),
     (
+        replace(HEALTHY, kernels=(Run("float", 2e-4, op="RotatedAttention"),)), "kernel RotatedAttention float", True,
+        "is wrong", "pip install --force-reinstall --no-deps .",
+    ),
+    (
         replace(HEALTHY, functions=(Run("float", failure="Fail: no kernel"),)), "function HadamardTransform float",
         True, "Fail: no kernel", "pip install --force-reinstall onnxruntime",
     ),

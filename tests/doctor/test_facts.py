@@ -36,8 +36,11 @@ def test_this_machine_passes() -> None:
         "kernel HadamardTransform bfloat16",
         "kernel RotatedMatMul float",
         "kernel RotatedMatMul bfloat16",
+        "kernel RotatedAttention float",
+        "kernel RotatedAttention bfloat16",
         "function HadamardTransform float",
         "function RotatedMatMul float",
+        "function RotatedAttention float",
     ):
         assert name in names
     for check in report["checks"]:
