@@ -122,7 +122,7 @@ def _blocks(result: Comparison) -> Iterator[tuple[str, list[tuple[str, tuple[str
         found = [model.contexts.peak_rss[context] for model in models]
         if any(found):
             rows = [(name, _sizes(value, found[0])) for name, value in zip(names, found, strict=True)]
-            yield f"peak memory at {context}", rows
+            yield f"memory at {context}", rows
 
 
 def _names(models: list[Path]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from graphrot.bench.timing import Stopwatch
 from graphrot.cli.main import run
 from graphrot.errors import EnvironmentProblem, InputRefused, UsageError
 from tests.contrib.built import built
+from tests.evaluate.decoders import KINDS, KV_HEADS, Kind, decoder
 from tests.exported import tiny_onnx
 
 FIGURE = {"median", "p10", "p90", "ratio"}
@@ -79,7 +81,7 @@ def test_the_json_has_all_figures(capsys: pytest.CaptureFixture[str]) -> None:
     for entry in content["models"]:
         assert set(entry) == {
             *("model", "kind", "vocabulary", "kernels", "prefill_tokens_per_s", "decode_tokens_per_s"),
-            *("peak_rss_bytes", "wall"),
+            *("peak_rss_bytes", "wall", "cache_in_place", "cache_bytes", "decode_peak_rss_bytes"),
         }
         assert set(entry["wall"]) == {"prefill_tokens_per_s", "decode_tokens_per_s"}
         for speeds in (entry, entry["wall"]):
@@ -90,9 +92,16 @@ def test_the_json_has_all_figures(capsys: pytest.CaptureFixture[str]) -> None:
                 assert 0 < one["p10"] <= one["median"] <= one["p90"]
         assert entry["peak_rss_bytes"]["median"] > 20e6  # an interpreter and a runtime are in there
         assert entry["vocabulary"] == 131
+        assert entry["cache_in_place"] == (entry["kind"] == "onnxruntime-genai")
+        assert entry["cache_bytes"] == {str(tokens): tokens * 2 * 2 * 16 * 4 for tokens in (4, 9)}
+        assert list(entry["decode_peak_rss_bytes"]) == ["4", "9"]
+        assert min(entry["decode_peak_rss_bytes"].values()) > 20e6
     assert content["models"][0]["prefill_tokens_per_s"]["ratio"] == {"median": 1.0, "p10": 1.0, "p90": 1.0}
     assert "runs in plain ONNX Runtime" in err
-    assert content["notes"] == [f"{second}: runs in plain ONNX Runtime, like the others"]
+    assert content["notes"] == [
+        f"{first}: copies its cache with every token; it takes lengths from its shape",
+        f"{second}: runs in plain ONNX Runtime, like the others",
+    ]
 
 
 def test_the_table_names_the_models(light: list[memory.Job], capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,8 +110,11 @@ def test_the_table_names_the_models(light: list[memory.Job], capsys: pytest.Capt
     out = capsys.readouterr().out
     for words in ("prefill 12", "decode at 4", "decode at 9", "peak memory", "thread cpu", "1 thread", "load"):
         assert words in out
-    assert [job.model for job in light] == [path, path] * 2
+    for words in ("cache at 4", "cache at 9", "memory at 9"):
+        assert words in " ".join(out.replace("\u2502", " ").split())
+    assert [job.model for job in light] == [path] * 8
     assert {(job.prefill, job.batch, job.threads) for job in light} == {(12, 1, 1)}
+    assert [job.context for job in light] == [None] * 4 + [4, 9] * 2
 
 
 def test_rates_are_tokens_of_all_rows_by_seconds(light: list[memory.Job], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,12 +142,11 @@ def test_rates_are_tokens_of_all_rows_by_seconds(light: list[memory.Job], monkey
 
 @pytest.mark.parametrize("model", ["plain", "genai"])
 @pytest.mark.parametrize("batch", [1, 4])
-def test_decoding_goes_on_with_the_cache(model: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache is the model's own, of the length that was asked for, in every row; each step makes it longer."""
+def test_decoding_goes_on_behind_the_cache(model: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache has the length that was asked for, in every row; each step adds a token, in place where that goes."""
     path = tiny_onnx("llama") if model == "plain" else built("llama", "int4")
     contender = Contender(path, threads=1, batch=batch)
-    tokens = np.random.default_rng(1).integers(0, contender.vocabulary, 300)  # filled in two pieces
-    cache = contender.fill(tokens[:200])
+    cache = contender.fill(200, 3)
     caches = [cache]
     bind = contender.decoder.bind
     monkeypatch.setattr(
@@ -143,27 +154,35 @@ def test_decoding_goes_on_with_the_cache(model: str, batch: int, monkeypatch: py
     )
     assert contender.decode([3, 4, 5], cache).wall > 0
     assert [one.length for one in caches[1:]] == [200, 201, 202]
-    assert {tuple(value.shape()) for value in caches[-1].tensors} == {(batch, 1, 202, 16)}
-    whole, _ = contender.decoder.run(tokens[None, :201])
-    steps, _ = contender.decoder.run(np.full((batch, 1), tokens[200]), cache)
-    assert np.abs(steps - whole[:, -1:]).max() < 2e-2 * np.abs(whole).max()
+    assert contender.in_place == (model == "genai")
+    tokens = 203 if contender.in_place else 202
+    assert {tuple(value.shape()) for value in caches[-1].tensors} == {(batch, 1, tokens, 16)}
+    same = {one.data_ptr() for one in caches[-1].tensors} == {one.data_ptr() for one in cache.tensors}
+    assert same == contender.in_place
+    assert contender.cache_bytes(200) == batch * 200 * 2 * 2 * 16 * 4
 
 
-def test_a_long_context_is_filled_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    contender = Contender(tiny_onnx("llama"), threads=1, batch=1)
-    sizes: list[int] = []
-    bind = contender.decoder.bind
-    monkeypatch.setattr(
-        contender.decoder, "bind", lambda tokens, cache=None: (sizes.append(tokens.shape[1]), bind(tokens, cache))[1]
-    )
-    assert contender.fill(np.zeros(300, np.int64)).length == 300
-    assert sizes == [256, 44]
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_contents_are_random_rows_of_the_layout(kind: Kind, tmp_path: Path) -> None:
+    """All slots hold numbers as the model stores them; the token behind them sees what they say."""
+    contender = Contender(decoder(tmp_path, kind), threads=1, batch=2)
+    cache = contender.fill(150, 5)
+    arrays = [value.numpy() for value in cache.tensors]
+    assert {array.shape for array in arrays} == {(2, KV_HEADS, 155, arrays[0].shape[3])}
+    assert all(array.reshape(2 * KV_HEADS, 155, -1).any(axis=(0, 2)).all() for array in arrays)
+    assert len(np.unique(arrays[0][..., :8])) > 12
+    if kind.startswith("rows"):
+        scales = np.ascontiguousarray(arrays[0][..., -4:]).view("<f2")
+        assert np.isfinite(scales).all() and (scales[..., 0] > 0).all()
+    logits, _ = contender.decoder.run(np.zeros((2, 1), np.int64), cache)
+    empty, _ = contender.decoder.run(np.zeros((2, 1), np.int64))
+    assert np.isfinite(logits).all() and np.abs(logits - empty).max() > 0.1
 
 
 def test_a_batch_that_is_fixed(tmp_path: Path) -> None:
     path = _of_batch(2, tmp_path)
     contender = Contender(path, threads=1, batch=2)
-    assert {value.shape()[0] for value in contender.fill(np.arange(5)).tensors} == {2}
+    assert {value.shape()[0] for value in contender.fill(5, 1).tensors} == {2}
     with pytest.raises(InputRefused, match="takes a batch of 2 only"):
         Contender(path, threads=1, batch=4)
 
@@ -235,14 +254,71 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert out == "" and err.startswith("input refused: ") and words in err and "do:" in err
 
 
-def test_a_length_that_the_model_does_not_take(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_length_that_the_model_takes(capsys: pytest.CaptureFixture[str]) -> None:
     """GPT-2 has a table of 64 positions."""
-    assert run(["bench", str(tiny_onnx("gpt2")), "--prefill", "8", "--decode", "2", "--context", "63"]) == 3
+    assert run(["bench", str(tiny_onnx("gpt2")), "--prefill", "8", "--decode", "2", "--context", "63,70"]) == 3
     assert "1 x 1 tokens after 64" in capsys.readouterr().err
     with pytest.raises(UsageError, match="prefill is 0"):
         graphrot.bench(tiny_onnx("gpt2"), prefill=0)
     with pytest.raises(UsageError, match="No model is given"):
         graphrot.bench()
+
+
+def test_a_length_that_one_does_not_take_is_left_out(
+    light: list[memory.Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For that model alone; a ratio to a first that is not there is none."""
+    models = [str(tiny_onnx(name)) for name in ("gpt2", "llama")]
+    assert run(["bench", *models, "--prefill", "8", "--decode", "2", "--context", "20,63", "--turns", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert f"left out: {models[0]}: 1 x 1 tokens after 64" in err
+    assert " - " in out
+    result = graphrot.bench(*models, prefill=8, decode=2, context=[20, 63], turns=1).to_dict()
+    gpt2, llama = (model["decode_tokens_per_s"] for model in result["models"])
+    assert gpt2["63"] is None and gpt2["20"]["median"] > 0
+    assert llama["63"]["ratio"] is None and llama["63"]["median"] > 0 and llama["20"]["ratio"]["median"] > 0
+    assert [model["decode_peak_rss_bytes"]["63"] is None for model in result["models"]] == [True, False]
+    assert result["models"][0]["cache_bytes"]["63"] > 0
+
+
+def test_the_chart(light: list[memory.Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Axes say what they are; every figure that there is is drawn, and no display is asked for."""
+    from matplotlib.figure import Figure
+
+    monkeypatch.setenv("DISPLAY", "nowhere:9")
+    drawn: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: (drawn.append(figure), save(figure, *a, **k))[1])
+    path = tmp_path / "chart.png"
+    result = graphrot.bench(
+        tiny_onnx("gpt2"), tiny_onnx("llama"), prefill=8, decode=2, context=[20, 63], turns=1, chart=path
+    )
+    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    speed, cache, rss = drawn[0].axes
+    for axes, words in ((speed, "tokens per second"), (cache, "MB"), (rss, "MB")):
+        assert words in axes.get_ylabel() and "context" in axes.get_xlabel() and axes.get_title()
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["20", "63"]
+    lines = [[list(map(float, line.get_xdata())) for line in axes.get_lines()] for axes in (speed, cache, rss)]
+    assert lines == [[[20], [20, 63]], [[20, 63], [20, 63]], [[20], [20, 63]]]
+    median = result.models[1].speeds.decode[63]
+    assert median is not None and float(speed.get_lines()[1].get_ydata()[1]) == median.figure.median
+    assert [text.get_text() for text in speed.get_legend().get_texts()] == [
+        str(tiny_onnx(n)) for n in ("gpt2", "llama")
+    ]
+
+
+def test_a_chart_that_cannot_be_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(compare, "Contender", never)
+    for path in (tmp_path / "absent" / "x.png", tmp_path / "x.svg", tmp_path):
+        assert run(["bench", str(tiny_onnx("llama")), "--chart", str(path)]) == 2
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert run(["bench", str(tiny_onnx("llama")), "--chart", str(tmp_path / "x.png")]) == 4
+    with pytest.raises(EnvironmentProblem, match="not installed") as caught:
+        graphrot.bench(tiny_onnx("llama"), chart=tmp_path / "x.png")
+    assert "graphrot[chart]" in str(caught.value)
 
 
 @pytest.mark.parametrize(("code", "error"), [(1, InputRefused), (-9, EnvironmentProblem)])

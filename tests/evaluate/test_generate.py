@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from graphrot.errors import InputRefused, UsageError
+from graphrot.evaluate import generate as module
 from graphrot.evaluate.generate import Generation, Sampling, generate, stream
 from graphrot.evaluate.session import open_decoder
 from graphrot.evaluate.text import Tokenizer
+from tests.contrib.built import built
 from tests.exported import tiny_onnx, write_tokenizer
 from tests.tiny import tiny
 
@@ -51,6 +53,31 @@ def test_greedy_equals_torch(words: Tokenizer) -> None:
     wanted = [t for t in expected[0, len(prompt) :].tolist() if t != END]
     found = generate(open_decoder(tiny_onnx("llama"), threads=1), words, "hello", max_new_tokens=12)
     assert found.tokens == wanted
+
+
+@pytest.mark.parametrize("limit", [4, 30])
+def test_the_cache_is_written_in_place_where_that_goes(
+    limit: int, words: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room is made once, for the prompt and what may come; the tokens are those of a cache that grows."""
+    monkeypatch.setattr(module, "_ROOM", 16)
+    model = open_decoder(built("llama") / "model.onnx", threads=1)
+    capacities: list[int | None] = []
+    run = model.run
+
+    def watched(tokens: np.ndarray, cache: Any = None) -> tuple[np.ndarray, Any]:
+        logits, left = run(tokens, cache)
+        capacities.append(left.capacity)
+        return logits, left
+
+    monkeypatch.setattr(model, "run", watched)
+    found = generate(model, words, "hello", max_new_tokens=limit).tokens
+    prompt = len(words.encode("hello", special=True))
+    assert capacities[0] == prompt + min(limit, 16) and set(capacities) <= {prompt + min(limit, 16), 2 * (prompt + 16)}
+    monkeypatch.setattr(model, "reserve", lambda batch, capacity: None)
+    capacities.clear()
+    assert generate(model, words, "hello", max_new_tokens=limit).tokens == found
+    assert set(capacities) == {None}
 
 
 def test_the_prompt_runs_once_and_then_token_by_token(words: Tokenizer) -> None:

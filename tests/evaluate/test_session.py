@@ -13,8 +13,10 @@ import pytest
 
 from graphrot.errors import EnvironmentProblem, InputRefused
 from graphrot.evaluate import session as module
+from graphrot.evaluate.layout import layout_of_proto
 from graphrot.evaluate.session import DecoderSession, Unrunnable, open_decoder, target_of
 from graphrot.model.save import save_model
+from tests.evaluate.decoders import KINDS, VOCABULARY, Kind, decoder
 from tests.exported import tiny_onnx
 from tests.tiny import VOCAB
 
@@ -109,6 +111,51 @@ def test_without_cache_inputs_everything_runs_again(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.concatenate([first, rest], axis=1), whole)
     assert cache.length == 4
     np.testing.assert_array_equal(whole[0, :, 0], [1, 3, 6, 10])
+
+
+@pytest.mark.parametrize("library", [None, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cache_of_fixed_size_is_written_in_place(kind: Kind, library: bool | None, tmp_path: Path) -> None:
+    """What was there stays, and the answers are those of a cache that grows; a full one gets twice the room."""
+    session = open_decoder(decoder(tmp_path, kind), library=library, threads=1)
+    tokens = np.random.default_rng(4).integers(0, VOCABULARY, (1, 9))
+    whole, grown = session.run(tokens)
+    reserved = session.reserve(1, 6)
+    assert reserved is not None and (reserved.length, reserved.capacity) == (0, 6)
+    first, cache = session.run(tokens[:, :4], reserved)
+    second, cache = session.run(tokens[:, 4:6], cache)
+    assert [value.data_ptr() for value in cache.tensors] == [value.data_ptr() for value in reserved.tensors]
+    third, cache = session.run(tokens[:, 6:7], cache)
+    assert (cache.length, cache.capacity) == (7, 12)
+    bound = session.bind(tokens[:, 7:8], cache)
+    bound.run()
+    last, after = session.run(tokens[:, 8:], bound.cache())
+    assert [value.data_ptr() for value in after.tensors] == [value.data_ptr() for value in cache.tensors]
+    found = np.concatenate([first, second, third], axis=1)
+    assert np.abs(found - whole[:, :7]).max() <= 1e-5 * np.abs(whole).max()
+    assert np.abs(last - whole[:, 8:]).max() <= 1e-5 * np.abs(whole).max()
+    for kept, other in zip(after.tensors, grown.tensors, strict=True):
+        np.testing.assert_array_equal(kept.numpy()[:, :, :9], other.numpy())
+
+
+def test_what_cannot_be_written_in_place_is_not(tmp_path: Path) -> None:
+    """Standard operators; a model that says no; one that looks at the shape of its past, or of its present."""
+    assert open_decoder(tiny_onnx("llama")).reserve(1, 8) is None
+    model = onnx.load(decoder(tmp_path, "float", metadata=False))
+    plain, said = tmp_path / "plain.onnx", tmp_path / "said.onnx"
+    onnx.save(model, plain)
+    assert open_decoder(plain).reserve(1, 8) is not None
+    entry = model.metadata_props.add()
+    entry.key, entry.value = "graphrot.kv", json.dumps({"bits": 32, "layout": "float", "shared_buffers": False})
+    onnx.save(model, said)
+    assert open_decoder(said).reserve(1, 8) is None
+    del model.metadata_props[:]
+    for end in ("past_key_values.0.key", "present.0.value"):
+        seen = onnx.ModelProto()
+        seen.CopyFrom(model)
+        seen.graph.node.append(onnx.helper.make_node("Shape", [end], ["shape"]))
+        seen.graph.output.append(onnx.helper.make_tensor_value_info("shape", onnx.TensorProto.INT64, [4]))
+        assert not layout_of_proto(seen, "seen").shared
 
 
 @pytest.mark.parametrize("kind", ["int8", "uint8", "float16", "float", "double"])

@@ -93,6 +93,22 @@ def test_the_quickstart_converts_and_generates(deployed: Path, tmp_path: Path) -
     assert "inputs: input_ids, attention_mask" in printed
 
 
+@pytest.mark.parametrize(("kv", "bits", "less"), [("int4", 4, 64 / 12), (None, 32, 1.0)])
+def test_the_long_context_script_hides_a_sentence_and_asks(
+    deployed: Path, tmp_path: Path, kv: str | None, bits: int, less: float
+) -> None:
+    """What it prints is what the cache holds; a tiny model of random weights answers something."""
+    overrides = {} if kv is None else {"kv": kv}
+    graphrot.convert(deployed, output=tmp_path / "OUT", recipe="rotate-only", certificate="off", **overrides)
+    printed = run("long_context.py", ["OUT", "The key is under the pot.", "The key is under", "120"], tmp_path)
+    count = int(printed.split(" tokens, then: The key is under")[0])
+    assert abs(count - 120) < 8 and "answer: " in printed
+    held = count + 8
+    stored, wide = round(held * 2 * 2 * 64 / less), held * 2 * 2 * 64
+    assert f"cache: {stored} bytes of {bits} bits for {held} tokens; float32 {wide} bytes, {less:.2f} times" in printed
+    assert f"cut back to {count} tokens" in printed
+
+
 def test_the_graphsurgeon_script_edits_a_rotated_graph(deployed: Path, tmp_path: Path) -> None:
     assert "outputs logits" in run("graphsurgeon_script.py", [str(deployed), "OUT.onnx"], tmp_path)
     whole = graphrot.convert(deployed, recipe="w4a8").model
