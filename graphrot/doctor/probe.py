@@ -220,10 +220,12 @@ def _attention(x: ir.Value) -> tuple[ir.Model, Callable[[np.ndarray], np.ndarray
 def _constants(**arrays: np.ndarray) -> list[ir.Value]:
     import onnx_ir as ir
 
-    return [
-        ir.Value(name=name, const_value=ir.tensor(array, name=name), shape=ir.Shape(array.shape))
-        for name, array in arrays.items()
-    ]
+    made = []
+    for name, array in arrays.items():
+        tensor = ir.tensor(array, name=name)
+        kind = ir.TensorType(tensor.dtype)
+        made.append(ir.Value(name=name, const_value=tensor, shape=ir.Shape(array.shape), type=kind))
+    return made
 
 
 def _answer(session: onnxruntime.InferenceSession, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
