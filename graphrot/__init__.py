@@ -17,9 +17,11 @@ from graphrot.api import (
     register,
     verify,
 )
+from graphrot.evaluate.kvcache import KVCache
 from graphrot.ops.foreign import custom_ops
 
 __all__ = [
+    "KVCache",
     "bench",
     "convert",
     "custom_ops",

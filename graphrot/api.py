@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
     import onnxruntime
 
-    from graphrot.bench.compare import Comparison
+    from graphrot.bench.results import Comparison
     from graphrot.converted import Converted
     from graphrot.evaluate.generate import Generation
     from graphrot.evaluate.perplexity import Perplexity
@@ -201,6 +201,7 @@ def bench(
     batch: int = 1,
     threads: int = 1,
     turns: int = 9,
+    chart: str | Path | None = None,
     progress: Progress = silent,
 ) -> Comparison:
     """Measure decoders side by side: tokens per second of prefill and decoding, and memory.
@@ -212,21 +213,30 @@ def bench(
         models: folders that :func:`convert` or onnxruntime-genai's builder wrote, or .onnx files with a KV cache.
         prefill: tokens of one run from an empty cache.
         decode: single tokens, one after the other, at each context.
-        context: lengths of the cache that decoding starts with.
+        context: lengths of the cache that decoding starts with; one that a model does not take is left out, with a
+            note.
         batch: equal rows that run at once.
         threads: of ONNX Runtime.
         turns: how often all is measured.
+        chart: a PNG to draw speed, cache and memory by context into.
         progress: told of each turn.
 
     Raises:
-        UsageError: no model, or a number that is not positive.
-        InputRefused: a model is no decoder, has no cache, or does not take these lengths or this batch.
+        UsageError: no model, a number that is not positive, or a chart that cannot be written.
+        InputRefused: a model is no decoder, has no cache, or does not take this batch, the prefill or any context.
+        EnvironmentProblem: there is no matplotlib for the chart, or no memory for a cache.
     """
-    from graphrot.bench.compare import Settings
+    from graphrot.bench.chart import check, draw
     from graphrot.bench.compare import bench as run
+    from graphrot.bench.results import Settings
 
     settings = Settings(prefill, decode, tuple(context), batch, threads, turns)
-    return run([Path(model) for model in models], settings, progress=progress)
+    if chart is not None:
+        check(Path(chart))
+    result = run([Path(model) for model in models], settings, progress=progress)
+    if chart is not None:
+        draw(result, Path(chart))
+    return result
 
 
 def export_graphsurgeon(graph: gs.Graph) -> onnx.ModelProto:

@@ -59,7 +59,8 @@ def convert(
             ``X.onnx``, ``demo``, or a model in memory: an ``onnx.ModelProto``, an ``onnx_ir.Model`` or an
             ``onnx_graphsurgeon.Graph``, which stays as it is.
         output: a folder or ``X.onnx`` to write; None: write nothing, :meth:`Converted.save` does it later.
-        recipe: a name, a YAML or JSON file, a mapping of fields, or a recipe; None: the default.
+        recipe: a name, a YAML or JSON file, a mapping of fields, or a recipe; None: the default (``w4a8kv8``, and
+            ``w4a8`` for an ONNX file or a model in memory, whose cache stays as programs hold it).
         calibration: text for gptq and for the certificate; None: the help topics that Python brings along.
         tokenizer: a folder with tokenizer.json, for an .onnx source that has none beside it.
         plan: a plan (JSON) that is replayed instead of making one; its rotations replace the recipe's.
@@ -80,13 +81,13 @@ def convert(
     from graphrot.model.inputs import Inputs
     from graphrot.plan.replay import follow
     from graphrot.plan.serialize import load_plan
-    from graphrot.recipe import resolve_recipe
+    from graphrot.recipe import default_recipe, resolve_recipe
     from graphrot.texts import look_ahead
     from graphrot.threads import steady_blas
 
     if isinstance(source, str) and not source:
         raise UsageError("The source's name is empty", where="SOURCE", do="name a folder, a file, a hub id, or demo")
-    wanted = resolve_recipe(recipe, **overrides)
+    wanted = resolve_recipe(default_recipe(source) if recipe is None else recipe, **overrides)
     replayed = None if plan is None else load_plan(Path(plan))
     if replayed is not None:
         wanted = follow(replayed, wanted, overrides)

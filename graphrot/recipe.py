@@ -22,7 +22,10 @@ Bits = Literal["int8", "int4"]
 Group = Literal["channel", 32, 64, 128]
 Solver = Literal["rtn", "clip", "gptq"]
 
-DEFAULT_RECIPE = "w4a8"
+DEFAULT_RECIPE = "w4a8kv8"
+
+DEFAULT_FOR_FILES = "w4a8"
+"""For an .onnx file and a model in memory: programs that run it already hold its cache, which stays as it is."""
 
 NAMED: dict[str, dict[str, Any]] = {
     "rotate-only": {},
@@ -257,6 +260,17 @@ def resolve_recipe(spec: str | Path | Mapping[str, Any] | Recipe | None = None, 
         return Recipe.model_validate(merged)
     except ValidationError as error:
         raise _readable(error) from None
+
+
+def default_recipe(source: object) -> str:
+    """The name of the recipe for a source that comes without one.
+
+    Args:
+        source: as the user names it: text or a path, or a model in memory.
+    """
+    if isinstance(source, str | Path) and Path(source).suffix.lower() != ".onnx":
+        return DEFAULT_RECIPE
+    return DEFAULT_FOR_FILES
 
 
 def _base(spec: str | Path | Mapping[str, Any] | Recipe | None) -> tuple[str, dict[str, Any]]:

@@ -88,7 +88,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", default="demo")
     parser.add_argument("--output", type=Path, default=Path("graphrot-demo"))
-    parser.add_argument("--recipe", default="w4a8")
+    parser.add_argument("--recipe", default="w4a8kv8")
     parser.add_argument("--text", type=Path)
     parser.add_argument("--window", type=int, default=1024)
     parser.add_argument("--windows", type=int, default=2)

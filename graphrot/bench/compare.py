@@ -3,143 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from graphrot.bench import machine
 from graphrot.bench.contender import GENAI, Contender
 from graphrot.bench.memory import Job, peak_rss_bytes
+from graphrot.bench.results import Comparison, Contexts, Result, Settings, Speeds
 from graphrot.bench.timing import CPU, RESOLUTION, WALL, Measured, Stopwatch, interleaved, measured
-from graphrot.errors import UsageError
+from graphrot.errors import InputRefused, UsageError
 from graphrot.ops.foreign import given_libraries
 from graphrot.progress import Progress, silent
 
 PROCESSES = 3
 """How often memory is measured, at most."""
 
-
-@dataclass(frozen=True)
-class Settings:
-    """What is measured.
-
-    Attributes:
-        prefill: tokens of one run from an empty cache.
-        decode: single tokens, one after the other.
-        contexts: lengths of the cache in front of the first of them.
-        batch: equal rows.
-        threads: of ONNX Runtime, inside of an operator.
-        turns: how often all is measured.
-
-    Raises:
-        UsageError: one of these is not positive, or there is no context.
-    """
-
-    prefill: int = 256
-    decode: int = 64
-    contexts: tuple[int, ...] = (128, 1024)
-    batch: int = 1
-    threads: int = 1
-    turns: int = 9
-
-    def __post_init__(self) -> None:
-        for name in ("prefill", "decode", "batch", "threads", "turns"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}", do="give a number of at least 1")
-        if not self.contexts or min(self.contexts) < 1 or len(set(self.contexts)) < len(self.contexts):
-            raise UsageError(
-                f"The contexts are {', '.join(map(str, self.contexts)) or 'missing'}",
-                do="give different lengths of at least 1, like 128,1024",
-            )
-
-    @property
-    def clock(self) -> str:
-        """What the figures are in: on one thread all work is the calling thread's, and its CPU time is exact."""
-        return "thread cpu" if self.threads == 1 else "wall"
-
-
-@dataclass(frozen=True)
-class Speeds:
-    """Tokens per second, by one clock. Ratios are to the first model, of the same turn: over 1 is faster."""
-
-    prefill: Measured
-    decode: dict[int, Measured]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "prefill_tokens_per_s": self.prefill.to_dict(),
-            "decode_tokens_per_s": {str(context): value.to_dict() for context, value in self.decode.items()},
-        }
-
-
-@dataclass(frozen=True)
-class Result:
-    """One model's figures.
-
-    Attributes:
-        model: as it was given.
-        kind: ``graphrot``, ``onnxruntime-genai`` or ``onnx``.
-        vocabulary: its size.
-        kernels: whether graphrot's own kernels run in it.
-        speeds: by the clock of the settings.
-        wall: by wall time.
-        peak_rss: bytes; ratio over 1: more than the first. None where the system does not tell.
-    """
-
-    model: str
-    kind: str
-    vocabulary: int
-    kernels: bool
-    speeds: Speeds
-    wall: Speeds
-    peak_rss: Measured | None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "kind": self.kind,
-            "vocabulary": self.vocabulary,
-            "kernels": self.kernels,
-            **self.speeds.to_dict(),
-            "peak_rss_bytes": None if self.peak_rss is None else self.peak_rss.to_dict(),
-            "wall": self.wall.to_dict(),
-        }
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What :func:`bench` measured, in the order in which the models were given."""
-
-    settings: Settings
-    models: tuple[Result, ...]
-    notes: tuple[str, ...]
-    record: dict[str, Any]
-    """The machine, versions, commit and instruction set; see :func:`graphrot.bench.machine.record`."""
-
-    def to_dict(self) -> dict[str, Any]:
-        settings = self.settings
-        return {
-            **self.record,
-            "prefill": settings.prefill,
-            "decode": settings.decode,
-            "context": list(settings.contexts),
-            "batch": settings.batch,
-            "threads": settings.threads,
-            "turns": settings.turns,
-            "clock": settings.clock,
-            "models": [result.to_dict() for result in self.models],
-            "notes": list(self.notes),
-        }
+Refusals = dict[tuple[int, int], InputRefused]
+"""By model and context."""
+_Row = list[Measured | None]
 
 
 def bench(models: Sequence[Path], settings: Settings, *, progress: Progress = silent) -> Comparison:
     """Measure decoders side by side.
 
     Every turn runs every model, in an order that rotates: a prefill from an empty cache, then for each context real
-    decoding steps on a cache that the model filled itself. Memory is that of processes of their own.
+    decoding steps behind a cache of random tokens in the model's own layout, written in place where the model allows
+    it. Memory is that of processes of their own.
 
     Args:
         models: .onnx files with a KV cache, and folders: see :func:`graphrot.bench.contender.find_file`.
@@ -148,7 +40,7 @@ def bench(models: Sequence[Path], settings: Settings, *, progress: Progress = si
 
     Raises:
         UsageError: no model is given.
-        InputRefused: one is no decoder, has no cache, or does not take the batch, the lengths or the runtime.
+        InputRefused: one is no decoder, has no cache, or does not take the batch, any of the lengths or the runtime.
     """
     if not models:
         raise UsageError("No model is given", do="name a folder or an .onnx file, or several to compare")
@@ -158,28 +50,37 @@ def bench(models: Sequence[Path], settings: Settings, *, progress: Progress = si
         progress("loading", done, len(models))
         contenders.append(Contender(model, threads=settings.threads, batch=settings.batch))
     vocabulary = min(contender.vocabulary for contender in contenders)
-    length = max(settings.prefill, *settings.contexts) + settings.decode
-    tokens = np.random.default_rng(0).integers(0, vocabulary, length)
+    tokens = np.random.default_rng(0).integers(0, vocabulary, max(settings.prefill, settings.decode))
     prefill = _rates(
         [partial(contender.prefill, tokens[: settings.prefill]) for contender in contenders],
         settings.prefill, settings, "prefill", progress,
     )  # fmt: skip
-    decode = {context: _decode(contenders, tokens, context, settings, progress) for context in settings.contexts}
+    steps = [int(token) for token in tokens[: settings.decode]]
+    refusals: Refusals = {}
+    decode = {
+        context: _decode(contenders, steps, context, settings, refusals, progress) for context in settings.contexts
+    }
+    for index in range(len(contenders)):
+        if all(rates[CPU][index] is None for rates in decode.values()):
+            raise refusals[index, settings.contexts[0]]
     memory = _memory([contender.model for contender in contenders], settings, progress)
     clock = CPU if settings.threads == 1 else WALL
 
     def speeds(index: int, clock: int) -> Speeds:
         return Speeds(prefill[clock][index], {context: rates[clock][index] for context, rates in decode.items()})
 
-    results = tuple(
-        Result(
-            str(contender.model), contender.kind, contender.vocabulary, contender.decoder.uses_library,
-            speeds(index, clock), speeds(index, WALL), memory[index],
-        )
-        for index, contender in enumerate(contenders)
-    )  # fmt: skip
+    results = []
+    for index, contender in enumerate(contenders):
+        taken = [context for context, rates in decode.items() if rates[CPU][index] is not None]
+        caches = _contexts(contender, taken, settings, progress)
+        results.append(
+            Result(
+                str(contender.model), contender.kind, contender.vocabulary, contender.decoder.uses_library,
+                speeds(index, clock), speeds(index, WALL), memory[index], caches,
+            )
+        )  # fmt: skip
     record["machine"]["load_after"] = machine.load()
-    return Comparison(settings, results, _notes(contenders, settings, memory), record)
+    return Comparison(settings, tuple(results), _notes(contenders, results, refusals, settings), record)
 
 
 def _rates(
@@ -192,11 +93,45 @@ def _rates(
 
 
 def _decode(
-    contenders: Sequence[Contender], tokens: np.ndarray, context: int, settings: Settings, progress: Progress
-) -> tuple[list[Measured], list[Measured]]:
-    steps = [int(token) for token in tokens[context : context + settings.decode]]
-    tasks = [partial(contender.decode, steps, contender.fill(tokens[:context])) for contender in contenders]
-    return _rates(tasks, settings.decode, settings, f"decode at {context}", progress)
+    contenders: Sequence[Contender],
+    steps: list[int],
+    context: int,
+    settings: Settings,
+    refusals: Refusals,
+    progress: Progress,
+) -> tuple[_Row, _Row]:
+    """By thread CPU time and by wall time, for each model; None for those that do not take so many tokens, which adds
+    what they say to ``refusals``."""
+    tasks = {}
+    for index, contender in enumerate(contenders):
+        cache = contender.fill(context, settings.decode)
+        try:
+            contender.decode(steps, cache)
+        except InputRefused as error:
+            refusals[index, context] = error
+            continue
+        tasks[index] = partial(contender.decode, steps, cache)
+    if not tasks:
+        return [None] * len(contenders), [None] * len(contenders)
+    rates = _rates(list(tasks.values()), settings.decode, settings, f"decode at {context}", progress)
+
+    def row(found: list[Measured]) -> _Row:
+        by_model = dict(zip(tasks, found, strict=True))
+        kept = (by_model.get(index) for index in range(len(contenders)))
+        return [one if one is None or 0 in tasks else replace(one, ratio=None) for one in kept]
+
+    return row(rates[CPU]), row(rates[WALL])
+
+
+def _contexts(contender: Contender, taken: Sequence[int], settings: Settings, progress: Progress) -> Contexts:
+    libraries = tuple(str(path) for path in given_libraries())
+    peaks: dict[int, int | None] = dict.fromkeys(settings.contexts)
+    for done, context in enumerate(taken):
+        progress("memory by context", done, len(taken))
+        job = Job(str(contender.model), settings.prefill, settings.batch, settings.threads, libraries, context)
+        peaks[context] = peak_rss_bytes(job)
+    sizes = {context: contender.cache_bytes(context) for context in settings.contexts}
+    return Contexts(contender.in_place, sizes, peaks)
 
 
 def _memory(models: Sequence[Path], settings: Settings, progress: Progress) -> list[Measured | None]:
@@ -214,16 +149,22 @@ def _memory(models: Sequence[Path], settings: Settings, progress: Progress) -> l
     return list(measured(np.asarray(found, dtype=np.float64)))
 
 
-def _notes(contenders: Sequence[Contender], settings: Settings, memory: Sequence[Measured | None]) -> tuple[str, ...]:
+def _notes(
+    contenders: Sequence[Contender], results: Sequence[Result], refusals: Refusals, settings: Settings
+) -> tuple[str, ...]:
     notes = []
     if settings.threads > 1:
         notes.append("more than one thread: figures are in wall time, which other programs disturb")
     sizes = sorted({contender.vocabulary for contender in contenders})
     if len(sizes) > 1:
         notes.append(f"vocabularies differ ({', '.join(map(str, sizes))}): tokens are drawn below {sizes[0]}")
+    ways = {contender.in_place for contender in contenders}
     for contender in contenders:
         if contender.kind == GENAI:
             notes.append(f"{contender.model}: runs in plain ONNX Runtime, like the others")
-    if None in memory:
+        if len(ways) > 1 and not contender.in_place:
+            notes.append(f"{contender.model}: copies its cache with every token; it takes lengths from its shape")
+    notes += [f"left out: {error.where}: {(error.why or '').splitlines()[0]}" for error in refusals.values()]
+    if any(result.peak_rss is None for result in results):
         notes.append("this system does not tell the peak memory of a process")
     return tuple(notes)

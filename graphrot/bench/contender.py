@@ -15,8 +15,6 @@ from graphrot.evaluate.session import Cache, DecoderSession
 GENAI = "onnxruntime-genai"
 _OURS, _PLAIN = "graphrot", "onnx"
 _CONFIG, _REPORT = "genai_config.json", "graphrot.json"
-_CHUNK = 256
-"""Tokens of one run while a cache is filled: the logits of a long context at once are gigabytes."""
 
 
 def find_file(model: Path) -> tuple[Path, str]:
@@ -60,8 +58,8 @@ def _decoder_of(config: Path) -> str:
 class Contender:
     """A decoder with a KV cache, and its timed work. All are run the same way.
 
-    A run's inputs and outputs are bound beforehand and outside of the time; outputs, the grown cache among them, are
-    the runtime's to make, so that every model copies its cache, also where a buffer could be shared.
+    A run's inputs and outputs are bound beforehand and outside of the time. A model that can writes new tokens into
+    the buffers of its cache; others make a longer cache each time, and copy.
 
     Args:
         model: see :func:`find_file`.
@@ -93,21 +91,23 @@ class Contender:
         self._batch = batch
 
     @property
+    def in_place(self) -> bool:
+        """Whether new tokens are written into the buffers of the cache."""
+        return self.decoder.layout.shared
+
+    def cache_bytes(self, context: int) -> int:
+        """Bytes of a cache of ``context`` tokens in every row of the batch."""
+        return self.decoder.layout.nbytes(self._batch, context)
+
+    @property
     def vocabulary(self) -> int:
         """Token ids below it are valid."""
         return self.decoder.vocabulary
 
-    def fill(self, tokens: np.ndarray) -> Cache:
-        """The cache that ``tokens [context]`` leave, for every row of the batch."""
-        rows = np.broadcast_to(tokens, (self.decoder.batch or 1, len(tokens)))
-        size = _CHUNK if self.decoder.continues else len(tokens)
-        cache: Cache | None = None
-        for start in range(0, len(tokens), size):
-            bound = self.decoder.bind(rows[:, start : start + size], cache)
-            bound.run()
-            cache = bound.cache()
-        assert cache is not None, "a context has a token at least"
-        return cache if len(rows) == self._batch else self.decoder.repeat(cache, self._batch)
+    def fill(self, context: int, room: int) -> Cache:
+        """A cache of ``context`` random tokens of the model's own layout, for every row of the batch, with room for so
+        many more in the same buffers where the model writes in place."""
+        return self.decoder.filled(self._batch, context, room)
 
     def prefill(self, tokens: np.ndarray) -> Stopwatch:
         """Run ``tokens [count]`` from an empty cache, in every row at once."""
@@ -118,7 +118,11 @@ class Contender:
         return watch
 
     def decode(self, tokens: Sequence[int], cache: Cache) -> Stopwatch:
-        """Run ``tokens`` one after the other, each after the cache that the one before left."""
+        """Run ``tokens`` one after the other, each after the cache that the one before left.
+
+        Raises:
+            InputRefused: the model does not take so many tokens.
+        """
         watch = Stopwatch()
         for token in tokens:
             bound = self.decoder.bind(np.full((self._batch, 1), token, dtype=np.int64), cache)

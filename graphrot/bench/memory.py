@@ -1,4 +1,4 @@
-"""Peak memory of a model, measured in a process of its own that loads it and runs it once.
+"""Peak memory of a model, measured in a process of its own that loads it and runs it.
 
 ``python -m graphrot.bench.memory``, with the job as JSON on stdin, prints one JSON object.
 """
@@ -20,13 +20,15 @@ _STATUS = Path("/proc/self/status")
 
 @dataclass(frozen=True)
 class Job:
-    """What the process does: ``prefill`` tokens, then one more, in ``batch`` rows."""
+    """What the process does: ``prefill`` tokens in ``batch`` rows, or a cache of ``context`` random tokens; then one
+    token more."""
 
     model: str
     prefill: int
     batch: int
     threads: int
     libraries: Sequence[str] = ()
+    context: int | None = None
 
 
 def peak_rss_bytes(job: Job) -> int | None:
@@ -49,7 +51,7 @@ def peak_rss_bytes(job: Job) -> int | None:
             "The process that measures memory was ended by the system",
             where=job.model,
             why=f"signal {-done.returncode}",
-            do="close other programs, or measure with a smaller --prefill or --batch",
+            do="close other programs, or measure with a smaller --prefill, --context or --batch",
         )
     if done.returncode:
         raise InputRefused("The model does not run in a process of its own", where=job.model, why=done.stderr[-600:])
@@ -80,9 +82,13 @@ def main() -> None:
     job = Job(**json.load(sys.stdin))
     with custom_ops(*job.libraries):
         contender = Contender(Path(job.model), threads=job.threads, batch=job.batch)
-    bound = contender.decoder.bind(np.zeros((job.batch, job.prefill), dtype=np.int64))
-    bound.run()
-    contender.decode([0], bound.cache())
+    if job.context is None:
+        bound = contender.decoder.bind(np.zeros((job.batch, job.prefill), dtype=np.int64))
+        bound.run()
+        cache = bound.cache()
+    else:
+        cache = contender.fill(job.context, 1)
+    contender.decode([0], cache)
     print(json.dumps({"peak_rss_bytes": _own_peak()}))
 
 

@@ -54,13 +54,13 @@ class Figure:
 
 @dataclass(frozen=True)
 class Measured:
-    """A figure, and its ratio to that of the first: both of the same turn, then the median."""
+    """A figure, and its ratio to that of the first: both of the same turn, then the median. None: there is no first."""
 
     figure: Figure
-    ratio: Figure
+    ratio: Figure | None
 
     def to_dict(self) -> dict[str, Any]:
-        return {**self.figure.to_dict(), "ratio": self.ratio.to_dict()}
+        return {**self.figure.to_dict(), "ratio": None if self.ratio is None else self.ratio.to_dict()}
 
 
 def figure(values: np.ndarray) -> Figure:

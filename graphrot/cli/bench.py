@@ -14,10 +14,11 @@ from graphrot.cli.progress import StepBars
 from graphrot.errors import UsageError
 
 if TYPE_CHECKING:
-    from graphrot.bench.compare import Comparison
+    from graphrot.bench.results import Comparison
     from graphrot.bench.timing import Measured
 
 _COLUMNS = ("", "model", "median", "p10 - p90", "to the first")
+_NONE = "-"
 
 
 def bench(
@@ -33,6 +34,9 @@ def bench(
     batch: Annotated[int, typer.Option(min=1, help="Rows that run at once.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="Threads of ONNX Runtime; one gives the exact figures.")] = 1,
     turns: Annotated[int, typer.Option(min=1, help="How often all models run, in an order that rotates.")] = 9,
+    chart: Annotated[
+        Path | None, typer.Option(metavar="X.png", help="Draw speed, cache and memory by context (extra: chart).")
+    ] = None,
     libraries: CustomOps = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -50,6 +54,7 @@ def bench(
             batch=batch,
             threads=threads,
             turns=turns,
+            chart=chart,
             progress=bars,
         )
     for note in result.notes:
@@ -101,14 +106,23 @@ def _blocks(result: Comparison) -> Iterator[tuple[str, list[tuple[str, tuple[str
     """For each thing that was measured: its name, and a row for each model."""
     settings, models = result.settings, result.models
     names = _names([Path(model.model) for model in models])
+    speeds: list[tuple[str, list[Measured | None]]]
     speeds = [(f"prefill {settings.prefill}, tokens/s", [model.speeds.prefill for model in models])]
     for context in settings.contexts:
         speeds.append((f"decode at {context}, tokens/s", [model.speeds.decode[context] for model in models]))
     for what, figures in speeds:
         yield what, [(name, _row(value, _number)) for name, value in zip(names, figures, strict=True)]
-    peaks = [model.peak_rss for model in models if model.peak_rss is not None]
-    if peaks:
+    peaks = [model.peak_rss for model in models]
+    if any(peaks):
         yield "peak memory", [(name, _row(value, _bytes)) for name, value in zip(names, peaks, strict=True)]
+    for context in settings.contexts:
+        sizes = [model.contexts.cache_bytes[context] for model in models]
+        yield f"cache at {context}", [(name, _sizes(value, sizes[0])) for name, value in zip(names, sizes, strict=True)]
+    for context in settings.contexts:
+        found = [model.contexts.peak_rss[context] for model in models]
+        if any(found):
+            rows = [(name, _sizes(value, found[0])) for name, value in zip(names, found, strict=True)]
+            yield f"peak memory at {context}", rows
 
 
 def _names(models: list[Path]) -> list[str]:
@@ -117,10 +131,16 @@ def _names(models: list[Path]) -> list[str]:
     return short if len(set(short)) == len(set(models)) else [str(model) for model in models]
 
 
-def _row(value: Measured, show: Callable[[float], str]) -> tuple[str, str, str]:
+def _row(value: Measured | None, show: Callable[[float], str]) -> tuple[str, str, str]:
+    if value is None:
+        return _NONE, "", ""
     shown, ratio = value.figure, value.ratio
-    spread = f"{ratio.median:.2f} ({ratio.p10:.2f} - {ratio.p90:.2f})"
+    spread = "" if ratio is None else f"{ratio.median:.2f} ({ratio.p10:.2f} - {ratio.p90:.2f})"
     return show(shown.median), f"{show(shown.p10)} - {show(shown.p90)}", spread
+
+
+def _sizes(value: int | None, first: int | None) -> tuple[str, str, str]:
+    return (_NONE if value is None else size(value)), "", (f"{value / first:.2f}" if value and first else "")
 
 
 def _number(value: float) -> str:

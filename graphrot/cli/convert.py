@@ -11,7 +11,7 @@ from graphrot.cli.options import CustomOps
 from graphrot.cli.output import print_json, size
 from graphrot.cli.progress import StepBars
 from graphrot.cli.stop import STOP
-from graphrot.recipe import DEFAULT_RECIPE
+from graphrot.recipe import DEFAULT_FOR_FILES, DEFAULT_RECIPE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +32,13 @@ def convert(
         ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write, or X.onnx.")],
-    recipe: Annotated[str, typer.Option(help="Name, or a YAML or JSON file.")] = DEFAULT_RECIPE,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Name, or a YAML or JSON file (default: {DEFAULT_RECIPE}; {DEFAULT_FOR_FILES} for X.onnx, "
+            "whose cache stays as it is)."
+        ),
+    ] = None,
     rotations: Annotated[
         str | None,
         typer.Option(

@@ -13,6 +13,8 @@ from graphrot.evaluate.text import Tokenizer, refuse_foreign
 
 _HALF = "\ufffd"
 """What a tokenizer decodes from a token that ends in the middle of a character."""
+_ROOM = 512
+"""New tokens that a cache has room for at first."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,8 @@ def stream(
         refuse_foreign(ids, tokenizer, vocabulary)
     generator = None if sampling is None else np.random.default_rng(sampling.seed)
     text = _Text(tokenizer, ids)
-    cache = None
+    reserve = getattr(model, "reserve", None)  # the cache in place, where the model allows it
+    cache = reserve(1, len(ids) + min(max_new_tokens, _ROOM)) if reserve is not None else None
     tokens: Sequence[int] = ids
     for _ in range(max_new_tokens):
         logits, cache = model.run(np.asarray([tokens], dtype=np.int64), cache)

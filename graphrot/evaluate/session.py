@@ -28,25 +28,26 @@ import onnxruntime as ort
 
 from graphrot.errors import InputRefused
 from graphrot.evaluate.head_sizes import possible_head_sizes
+from graphrot.evaluate.layout import (
+    MASK,
+    OPEN,
+    PLAIN,
+    POSITIONS,
+    TOKENS,
+    TYPES,
+    CacheEntry,
+    described,
+    model_file,
+    pair,
+    written_in_place,
+)
+from graphrot.evaluate.values import DTYPES, array_of, ort_value
 from graphrot.model.onnxfile import read_proto
 from graphrot.model.structure import read_names
 from graphrot.ops import library as native
 from graphrot.ops.foreign import register_custom_ops
 from graphrot.ops.runtime import runtime, too_new
 
-_TOKENS, _MASK, _POSITIONS, _TYPES = "input_ids", "attention_mask", "position_ids", "token_type_ids"
-_PLAIN = (_TOKENS, _MASK, _POSITIONS, _TYPES)
-_TOLD_APART = frozenset(_PLAIN)
-_DTYPES: dict[str, Any] = {
-    "tensor(double)": np.float64,
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-    "tensor(bfloat16)": ml_dtypes.bfloat16,
-    "tensor(int8)": np.int8,
-    "tensor(uint8)": np.uint8,
-    "tensor(int32)": np.int32,
-    "tensor(int64)": np.int64,
-}
 _FLOATS = {
     onnx.TensorProto.BFLOAT16: "bfloat16",
     onnx.TensorProto.FLOAT16: "float16",
@@ -54,8 +55,6 @@ _FLOATS = {
     onnx.TensorProto.DOUBLE: "float64",
 }
 """From the coarsest to the finest."""
-_OPEN = -1
-"""Stands for a width that the file does not say."""
 _EXACT_QDQ = ("session.qdq_matmulnbits_accuracy_level", "0")
 
 
@@ -65,36 +64,41 @@ class Unrunnable(InputRefused):
 
 @dataclass(frozen=True)
 class Cache:
-    """What a run leaves for the next: cache tensors, or (for files without caches) all tokens so far."""
+    """What a run leaves for the next: cache tensors, or (for files without caches) all tokens so far.
+
+    Attributes:
+        length: tokens in it.
+        tensors: ``OrtValue``, in the order of the model's inputs.
+        tokens: all tokens so far, for files without caches.
+        capacity: tokens that fit into ``tensors``, which are buffers that every run writes into; None: each run makes
+            tensors of its own. What was there before a run stays valid, two runs behind the same cache do not.
+    """
 
     length: int
     tensors: tuple[Any, ...] = ()
     tokens: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class _CacheInput:
-    name: str
-    present: str
-    shape: tuple[int, ...]
-    """``[batch, heads, 0, width]`` with 0 for the batch too; both are set at run time. ``[2, batch, heads, 0, width]``
-    where keys and values are one tensor."""
-    dtype: Any
+    capacity: int | None = None
 
 
 @dataclass(frozen=True)
 class _Request:
-    """What one run takes."""
+    """What one run takes, and the buffers that it fills."""
 
     tokens: np.ndarray
     past: int
     names: tuple[str, ...]
     feeds: dict[str, Any]
+    targets: dict[str, Any]
+    """Output -> the buffer it is written into; those of others are the runtime's to make."""
+    capacity: int | None = None
 
     def leaves(self, results: Sequence[Any]) -> Cache:
         """The cache that a run leaves: its results behind the logits, or all tokens so far."""
         total = self.past + self.tokens.shape[1]
-        return Cache(total, tuple(results[1:])) if len(self.names) > 1 else Cache(total, tokens=self.tokens)
+        if len(self.names) == 1:
+            return Cache(total, tokens=self.tokens)
+        tensors = tuple(self.targets.values()) or tuple(results[1:])
+        return Cache(total, tensors, None, self.capacity)
 
 
 class Bound:
@@ -134,6 +138,7 @@ class DecoderSession:
 
     Attributes:
         dtype: the coarsest float type of its weight matrices, inputs and outputs.
+        layout: its cache; without entries where the file has none.
 
     Raises:
         InputRefused: the file is missing, or its inputs and outputs are not a decoder's.
@@ -158,6 +163,7 @@ class DecoderSession:
         metadata, domains, self.dtype = _header(proto)
         widths = possible_head_sizes(proto)
         read = read_names(proto.graph)
+        in_place = written_in_place(proto)
         del proto
         options = ort.SessionOptions()
         options.log_severity_level = 4
@@ -185,11 +191,12 @@ class DecoderSession:
             ) from error
         _give_back()
         everything = self._session.get_inputs()
-        self._inputs = {value.name: value for value in everything if value.name in read or value.name in _TOLD_APART}
+        self._inputs = {value.name: value for value in everything if value.name in read or value.name in PLAIN}
         self._idle = len(everything) - len(self._inputs)
         """Inputs that no node reads: whatever their type, nothing need be fed to them."""
         outputs = {value.name: value for value in self._session.get_outputs()}
-        self._caches = self._pair_caches(set(outputs), dict(sizes or {}))
+        entries = self._pair_caches(set(outputs), dict(sizes or {}))
+        self.layout = described(entries, metadata, str(self.path), in_place)
         self._logits = self._find_logits(outputs)
         self._find_width(widths)
         last = outputs[self._logits].shape[-1] if outputs[self._logits].shape else None
@@ -198,7 +205,7 @@ class DecoderSession:
     @property
     def has_cache(self) -> bool:
         """Whether the file takes a KV cache."""
-        return bool(self._caches)
+        return bool(self.layout.entries)
 
     @cached_property
     def continues(self) -> bool:
@@ -213,7 +220,7 @@ class DecoderSession:
     @property
     def batch(self) -> int | None:
         """The batch that the file is fixed to, or None where any will do."""
-        fixed = self._inputs[_TOKENS].shape[0]
+        fixed = self._inputs[TOKENS].shape[0]
         return fixed if isinstance(fixed, int) else None
 
     @property
@@ -224,12 +231,35 @@ class DecoderSession:
             self._vocabulary = int(logits.shape[-1])
         return self._vocabulary
 
+    def reserve(self, batch: int, capacity: int) -> Cache | None:
+        """An empty cache with room for ``capacity`` tokens, which runs write into in place and no run copies; it grows
+        by itself, twofold, when it is full. None where the model cannot do that.
+
+        Raises:
+            EnvironmentProblem: there is no memory for it.
+        """
+        if not self.has_cache or not self.layout.shared or self.batch not in (None, batch):
+            return None
+        return Cache(0, tuple(map(ort_value, self.layout.make(batch, capacity))), None, capacity)
+
+    def filled(self, batch: int, length: int, room: int) -> Cache:
+        """A cache of ``length`` random tokens, for measurements: in buffers with room for so many more where the model
+        can write in place.
+
+        Raises:
+            EnvironmentProblem: there is no memory for it.
+        """
+        capacity = length + room if self.layout.shared else None
+        arrays = self.layout.make(batch, capacity or length)
+        self.layout.fill(arrays, np.random.default_rng(0))
+        return Cache(length, tuple(map(ort_value, arrays)), None, capacity)
+
     def run(self, tokens: np.ndarray, cache: Cache | None = None) -> tuple[np.ndarray, Cache]:
         """Run ``tokens [B, S]`` after what ``cache`` holds (None: nothing).
 
         Returns:
             Logits ``[B, S, V]`` (float32; float64 for a float64 model) and the cache to go on with. The
-            given cache stays valid.
+            given cache stays valid; of one with a capacity that is :class:`Cache`'s.
 
         Raises:
             InputRefused: ONNX Runtime fails on these inputs.
@@ -238,8 +268,8 @@ class DecoderSession:
         new = tokens.shape[1]
         request = self._request(tokens, cache)
         with self._words(request):
-            results = self._call(request.names, request.feeds)
-        logits = _array(results[0])
+            results = self._call(request)
+        logits = array_of(results[0])
         if logits.dtype in (np.float16, ml_dtypes.bfloat16):
             logits = logits.astype(np.float32)
         return logits[:, -new:], request.leaves(results)
@@ -247,17 +277,32 @@ class DecoderSession:
     def bind(self, tokens: np.ndarray, cache: Cache | None = None) -> Bound:
         """The same run as :meth:`run`, made ready: what is left is ONNX Runtime's own work, so that it can be timed."""
         request = self._request(np.ascontiguousarray(tokens, dtype=np.int64), cache)
-        return Bound(self, request, self._binding(request.names, request.feeds))
+        return Bound(self, request, self._binding(request))
 
     def _request(self, tokens: np.ndarray, cache: Cache | None) -> _Request:
-        if not self._caches and cache is not None and cache.tokens is not None:
+        entries = self.layout.entries
+        if not entries and cache is not None and cache.tokens is not None:
             tokens = np.concatenate([cache.tokens, tokens], axis=1)
-        past = cache.length if cache is not None and self._caches else 0
+        past = cache.length if cache is not None and entries else 0
         feeds = self._feeds(tokens, past)
-        for position, entry in enumerate(self._caches):
-            feeds[entry.name] = cache.tensors[position] if cache is not None else _empty(entry, len(tokens))
-        names = (self._logits, *(entry.present for entry in self._caches))
-        return _Request(tokens, past, names, feeds)
+        names = (self._logits, *(entry.present for entry in entries))
+        if cache is None or not entries:
+            empty = self.layout.make(len(tokens), 0)
+            feeds |= {entry.name: ort_value(array) for entry, array in zip(entries, empty, strict=True)}
+            return _Request(tokens, past, names, feeds, {})
+        cache = self._with_room(cache, past + tokens.shape[1])
+        feeds |= {entry.name: value for entry, value in zip(entries, cache.tensors, strict=True)}
+        targets = {} if cache.capacity is None else dict(zip(names[1:], cache.tensors, strict=True))
+        return _Request(tokens, past, names, feeds, targets, cache.capacity)
+
+    def _with_room(self, cache: Cache, total: int) -> Cache:
+        if cache.capacity is None or total <= cache.capacity:
+            return cache
+        capacity = max(total, 2 * cache.capacity)
+        arrays = self.layout.make(cache.tensors[0].shape()[-4], capacity)
+        for array, value in zip(arrays, cache.tensors, strict=True):
+            array[..., : cache.length, :] = array_of(value)[..., : cache.length, :]
+        return replace(cache, tensors=tuple(map(ort_value, arrays)), capacity=capacity)
 
     @contextmanager
     def _words(self, request: _Request) -> Iterator[None]:
@@ -273,33 +318,31 @@ class DecoderSession:
                 do="check that the tokens fit the model's vocabulary and length",
             ) from error
 
-    def _call(self, names: Sequence[str], feeds: Mapping[str, Any]) -> Any:
-        if not self._idle:
-            return self._session.run_with_ort_values(names, feeds)
-        binding = self._binding(names, feeds)  # the other road insists on every input
+    def _call(self, request: _Request) -> Any:
+        if not self._idle and not request.targets:
+            return self._session.run_with_ort_values(request.names, request.feeds)
+        binding = self._binding(request)  # the other road insists on every input, and makes every output
         self._session.run_with_iobinding(binding)
         return binding.get_outputs()
 
-    def _binding(self, names: Sequence[str], feeds: Mapping[str, Any]) -> Any:
+    def _binding(self, request: _Request) -> Any:
         binding = self._session.io_binding()
-        for name, value in feeds.items():
+        for name, value in request.feeds.items():
             binding.bind_ortvalue_input(name, value)
-        for name in names:
-            binding.bind_output(name)
+        for name in request.names:
+            if name in request.targets:
+                binding.bind_ortvalue_output(name, request.targets[name])
+            else:
+                binding.bind_output(name)
         return binding
-
-    def repeat(self, cache: Cache, batch: int) -> Cache:
-        """A cache of one row for ``batch`` equal rows; copies."""
-        grown = tuple(_value(np.repeat(_array(value), batch, axis=-4)) for value in cache.tensors)
-        return replace(cache, tensors=grown)
 
     def _feeds(self, tokens: np.ndarray, past: int) -> dict[str, Any]:
         batch, count = tokens.shape
         positions = np.broadcast_to(np.arange(past, past + count), (batch, count))
-        plain = {_TOKENS: tokens, _MASK: np.ones((batch, past + count)), _POSITIONS: positions}
-        plain[_TYPES] = np.zeros((batch, count))  # all of one text
+        plain = {TOKENS: tokens, MASK: np.ones((batch, past + count)), POSITIONS: positions}
+        plain[TYPES] = np.zeros((batch, count))  # all of one text
         return {
-            name: _value(np.ascontiguousarray(array, dtype=_DTYPES[self._inputs[name].type]))
+            name: ort_value(np.ascontiguousarray(array, dtype=DTYPES[self._inputs[name].type]))
             for name, array in plain.items()
             if name in self._inputs
         }
@@ -311,54 +354,41 @@ class DecoderSession:
             path = scratch / "model.onnx"
             ir.save(model, path, external_data="model.onnx.data")
             return path
-        path = Path(model)
-        path = path / "model.onnx" if path.is_dir() else path
-        if not path.is_file():
-            raise InputRefused("There is no such model", where=str(path), do="give an .onnx file or a converted folder")
-        return path
+        return model_file(model)
 
-    def _pair_caches(self, outputs: set[str], sizes: dict[str, int]) -> tuple[_CacheInput, ...]:
-        caches: list[_CacheInput] = []
+    def _pair_caches(self, outputs: set[str], sizes: dict[str, int]) -> list[CacheEntry]:
+        entries = []
         for name, value in self._inputs.items():
-            if name in _TOLD_APART:
-                if value.type not in _DTYPES:
+            if name in PLAIN:
+                if value.type not in DTYPES:
                     raise self._not_a_decoder(f"input {name!r} is {value.type}")
                 continue
-            present = name.replace("past_key_values", "present").replace("past", "present")
-            if present == name or present not in outputs:
-                raise self._not_a_decoder(f"input {name!r} is neither of {', '.join(_PLAIN)} nor a cache")
-            both = value.shape[:-4] == [2]
-            if value.type not in _DTYPES or len(value.shape) != 4 + both:
-                raise self._not_a_decoder(f"cache input {name!r} is {value.type} {value.shape}, not of rank 4")
-            _, heads, _, width = (sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in value.shape[-4:])
-            if not isinstance(heads, int):
-                raise self._not_a_decoder(f"cache input {name!r} leaves its heads open: {value.shape}")
-            width = width if isinstance(width, int) else _OPEN
-            caches.append(_CacheInput(name, present, (*[2] * both, 0, heads, 0, width), _DTYPES[value.type]))
-        if _TOKENS not in self._inputs:
-            raise self._not_a_decoder(f"it has no input {_TOKENS!r}")
-        return tuple(caches)
+            entry, why = pair(value, outputs, sizes)
+            if entry is None:
+                raise self._not_a_decoder(why)
+            entries.append(entry)
+        if TOKENS not in self._inputs:
+            raise self._not_a_decoder(f"it has no input {TOKENS!r}")
+        return entries
 
     def _find_width(self, widths: Sequence[int]) -> None:
         """Set the width that cache inputs leave open: the first with which a token runs."""
-        declared = self._caches
-        if all(entry.shape[-1] != _OPEN for entry in declared):
+        declared = self.layout.entries
+        if all(entry.width != OPEN for entry in declared):
             return
         for width in widths:
-            self._caches = tuple(
-                replace(entry, shape=(*entry.shape[:-1], width)) if entry.shape[-1] == _OPEN else entry
-                for entry in declared
-            )
+            entries = (replace(entry, width=width) if entry.width == OPEN else entry for entry in declared)
+            self.layout = replace(self.layout, entries=tuple(entries))
             try:
                 self.run(np.zeros((1, 1), dtype=np.int64))
             except InputRefused:
                 continue
             return
-        name = next(entry.name for entry in declared if entry.shape[-1] == _OPEN)
+        name = next(entry.name for entry in declared if entry.width == OPEN)
         raise self._not_a_decoder(f"cache input {name!r} leaves its width open, and it runs with none of {widths}")
 
     def _find_logits(self, outputs: Mapping[str, Any]) -> str:
-        presents = {entry.present for entry in self._caches}
+        presents = {entry.present for entry in self.layout.entries}
         rest = [name for name in outputs if name not in presents]
         if "logits" in rest:
             return "logits"
@@ -412,23 +442,3 @@ def _give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)
-
-
-def _empty(entry: _CacheInput, batch: int) -> Any:
-    *both, _, heads, length, width = entry.shape
-    return _value(np.zeros((*both, batch, heads, length, width), dtype=entry.dtype))
-
-
-def _value(array: np.ndarray) -> Any:
-    if array.dtype == ml_dtypes.bfloat16:
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
-    return ort.OrtValue.ortvalue_from_numpy(array)
-
-
-def _array(value: Any) -> np.ndarray:
-    """The numbers of a tensor; ONNX Runtime itself has no NumPy type for bfloat16."""
-    if value.data_type() != "tensor(bfloat16)":
-        return np.asarray(value.numpy())
-    shape = tuple(value.shape())
-    raw = ctypes.string_at(value.data_ptr(), 2 * int(np.prod(shape))) if np.prod(shape) else b""
-    return np.frombuffer(raw, ml_dtypes.bfloat16).reshape(shape)

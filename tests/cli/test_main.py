@@ -62,11 +62,7 @@ def test_typer_usage_errors_exit_with_2(arguments: list[str], capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--kv", "int8"], "the rotated KV cache is not available in this version"),
-        (["--kv", "int4"], "the rotated KV cache is not available in this version"),
-        (["--recipe", "w4a8kv8"], "the rotated KV cache is not available in this version"),
-        (["--recipe", "w4a8kv4"], "the rotated KV cache is not available in this version"),
-        (["--recipe", "w4a4kv4"], "the rotated KV cache is not available in this version"),
+        (["--kv-scales", "channel"], "kv_scales channel says how ONNX Runtime's own attention stores"),
         (["--rotations", "auto"], "not available in this version"),
         (["--rotations", "r.safetensors"], "rotations from a file are not available in this version"),
         (["--provider", "cuda"], "the cuda provider is not available in this version"),
@@ -158,10 +154,10 @@ def test_ctrl_c_is_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_the_module_is_the_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "graphrot", "convert", "nothing", "-o", str(tmp_path / "x"), "--kv", "int8"]
+    command = [sys.executable, "-m", "graphrot", "convert", "nothing", "-o", str(tmp_path / "x"), "--provider", "cuda"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("usage: kv int8: the rotated KV cache is not available in this version")
+    assert done.stderr.startswith("usage: provider cuda: the cuda provider is not available in this version")
 
 
 def test_public_functions_stay_callable() -> None:

@@ -6,19 +6,31 @@ import json
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from graphrot.errors import UsageError
-from graphrot.recipe import NAMED, Recipe, resolve_recipe
+from graphrot.recipe import DEFAULT_RECIPE, NAMED, Recipe, default_recipe, resolve_recipe
 
 
-def test_the_default_is_w4a8() -> None:
+def test_the_default_is_w4a8kv8() -> None:
     recipe = resolve_recipe()
-    assert recipe == resolve_recipe("w4a8")
-    assert (recipe.weights, recipe.group, recipe.activations, recipe.kv) == ("int4", "channel", "int8", None)
+    assert recipe == resolve_recipe("w4a8kv8")
+    assert (recipe.weights, recipe.group, recipe.activations, recipe.kv) == ("int4", "channel", "int8", "int8")
     assert (recipe.solver, recipe.symmetric, recipe.embedding, recipe.head) == ("gptq", True, "int8", "int8")
     assert (recipe.rotations, recipe.seed, recipe.target, recipe.dtype) == ("hadamard", 0, "ort", None)
     assert recipe.certificate == "full"
+
+
+@pytest.mark.parametrize("source", ["model.onnx", Path("folder") / "MODEL.ONNX", onnx.ModelProto()])
+def test_programs_keep_the_cache_of_a_file_that_they_run(source: object) -> None:
+    recipe = resolve_recipe(default_recipe(source))
+    assert (recipe.name, recipe.kv) == ("w4a8", None)
+
+
+@pytest.mark.parametrize("source", ["owner/name", "demo", "model.gguf", Path("folder")])
+def test_what_has_no_graph_yet_gets_the_default(source: object) -> None:
+    assert default_recipe(source) == DEFAULT_RECIPE
 
 
 def test_w4a16_has_groups_and_float_activations() -> None:
