@@ -43,6 +43,10 @@ struct AttendTask {
   const std::uint8_t* keys;  // the row of slot 0; rows follow one another
   const std::uint8_t* values;
   std::size_t first, last;  // the slots that are looked at, `first` a multiple of kBlockSlots
+  // The rows that will be wanted after these, likely by the same thread, and how many bytes of them; null: none.
+  const std::uint8_t* next_keys;
+  const std::uint8_t* next_values;
+  std::size_t next_bytes;
   const AttendQuery* queries;
   std::size_t count;  // of queries, at most kMostQueries
   // Results: the largest score that was seen (-infinity: none), the sum of weights exp(score - largest), and the

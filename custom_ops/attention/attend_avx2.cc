@@ -22,6 +22,12 @@ struct Lanes256 {
   static void store(float* to, Float v) { v.store(to); }
   static void store_bytes(std::uint8_t* to, Int v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), v); }
 
+  static Int load_bytes(const std::uint8_t* from) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  }
+  static void prefetch(const std::uint8_t* from) { _mm_prefetch(reinterpret_cast<const char*>(from), _MM_HINT_T0); }
+  static void copy_word(const std::uint8_t* from, std::uint8_t* to) { _mm_storeu_si32(to, _mm_loadu_si32(from)); }
+
   static Float multiply_add(Float a, Float b, Float c) { return Float::multiply_add(a, b, c); }
   static Float divide(Float a, Float b) { return {_mm256_div_ps(a.v, b.v)}; }
   static Float absolute(Float a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)}; }
@@ -74,15 +80,10 @@ struct Lanes256 {
     return {_mm256_blendv_ps(c.v, _mm256_fmadd_ps(a.v, b.v, c.v), mask)};
   }
 
-  // e^x by 2^n e^r, |r| <= ln(2) / 2; |x| below 80, or NaN.
-  static Float exponential(Float x) {
-    const __m256 n = _mm256_round_ps(_mm256_mul_ps(x.v, _mm256_set1_ps(kLog2E)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(kLn2High), x.v);
-    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(kLn2Low), r);
-    __m256 y = _mm256_set1_ps(kExponential[0]);
-    for (int i = 1; i < kTerms; ++i) y = _mm256_fmadd_ps(y, r, _mm256_set1_ps(kExponential[i]));
-    const __m256i shift = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
-    return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(y), shift))};
+  // y times two to the whole number in the low bits of `whole`.
+  static Float times_power(Float y, Float whole) {
+    const __m256i shift = _mm256_slli_epi32(_mm256_castps_si256(whole.v), 23);
+    return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(y.v), shift))};
   }
 
   static __m128i row(const std::uint8_t* from) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)); }
@@ -99,6 +100,27 @@ struct Lanes256 {
     out[1] = _mm256_unpackhi_epi64(a, c);
     out[2] = _mm256_unpacklo_epi64(b, d);
     out[3] = _mm256_unpackhi_epi64(b, d);
+  }
+
+  // Dwords 0 to 7 of eight rows: two pieces.
+  static void columns(const std::uint8_t* rows, std::size_t stride, Int (&out)[8]) {
+    Int low[4], high[4];
+    columns(rows, stride, low);
+    columns(rows + kPieceBytes, stride, high);
+    for (int k = 0; k < 4; ++k) {
+      out[k] = low[k];
+      out[k + 4] = high[k];
+    }
+  }
+
+  static void across(const std::uint8_t* rows, std::size_t stride, Int (&out)[4]) {
+    Int low[2], high[2];
+    across(rows, stride, low);
+    across(rows + kPieceBytes, stride, high);
+    for (int v = 0; v < 2; ++v) {
+      out[v] = low[v];
+      out[v + 2] = high[v];
+    }
   }
 
   // Byte i of four rows in lane i % 8 of vector i / 8.

@@ -23,6 +23,10 @@ struct Lanes512 {
   static void store(float* to, Float v) { v.store(to); }
   static void store_bytes(std::uint8_t* to, Int v) { _mm512_storeu_si512(to, v); }
 
+  static Int load_bytes(const std::uint8_t* from) { return _mm512_loadu_si512(from); }
+  static void prefetch(const std::uint8_t* from) { _mm_prefetch(reinterpret_cast<const char*>(from), _MM_HINT_T0); }
+  static void copy_word(const std::uint8_t* from, std::uint8_t* to) { _mm_storeu_si32(to, _mm_loadu_si32(from)); }
+
   static Float multiply_add(Float a, Float b, Float c) { return Float::multiply_add(a, b, c); }
   static Float divide(Float a, Float b) { return {_mm512_div_ps(a.v, b.v)}; }
   static Float absolute(Float a) { return {_mm512_abs_ps(a.v)}; }
@@ -57,26 +61,38 @@ struct Lanes512 {
     return {_mm512_mask3_fmadd_ps(a.v, b.v, c.v, mask)};
   }
 
-  // e^x by 2^n e^r, |r| <= ln(2) / 2.
-  static Float exponential(Float x) {
-    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x.v, _mm512_set1_ps(kLog2E)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(kLn2High), x.v);
-    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(kLn2Low), r);
-    __m512 y = _mm512_set1_ps(kExponential[0]);
-    for (int i = 1; i < kTerms; ++i) y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(kExponential[i]));
-    return {_mm512_scalef_ps(y, n)};
+  // y times two to the whole number in the low bits of `whole`.
+  static Float times_power(Float y, Float whole) {
+    const Int shift = _mm512_slli_epi32(_mm512_castps_si512(whole.v), 23);
+    return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(y.v), shift))};
   }
 
   // Dwords 0, 1, 2, 3 of sixteen rows.
   static void columns(const std::uint8_t* rows, std::size_t stride, Int (&out)[4]) {
     Int x[4];
     for (std::size_t i = 0; i < 4; ++i) x[i] = four_rows(rows + i * stride, 4 * stride);
-    const Int a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
-    const Int c = _mm512_unpacklo_epi32(x[2], x[3]), d = _mm512_unpackhi_epi32(x[2], x[3]);
-    out[0] = _mm512_unpacklo_epi64(a, c);
-    out[1] = _mm512_unpackhi_epi64(a, c);
-    out[2] = _mm512_unpacklo_epi64(b, d);
-    out[3] = _mm512_unpackhi_epi64(b, d);
+    transpose(x, out);
+  }
+
+  // Dwords 0 to 7 of sixteen rows.
+  static void columns(const std::uint8_t* rows, std::size_t stride, Int (&out)[8]) {
+    Int low[4], high[4];  // rows 0 to 7, and 8 to 15; of each, dwords k and k + 4
+    columns_of_eight(rows, stride, low);
+    columns_of_eight(rows + 8 * stride, stride, high);
+    for (int k = 0; k < 4; ++k) {
+      out[k] = _mm512_shuffle_i32x4(low[k], high[k], 0x88);
+      out[k + 4] = _mm512_shuffle_i32x4(low[k], high[k], 0xdd);
+    }
+  }
+
+  // Byte i of four rows in lane i % 16 of vector i / 16.
+  static void across(const std::uint8_t* rows, std::size_t stride, Int (&out)[2]) {
+    const Int first = _mm512_setr_epi32(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27);
+    const Int second = _mm512_add_epi32(first, _mm512_set1_epi32(4));
+    const Int bytes = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    const Int a = two_rows(rows, stride), b = two_rows(rows + 2 * stride, stride);
+    out[0] = _mm512_shuffle_epi8(_mm512_permutex2var_epi32(a, first, b), bytes);
+    out[1] = _mm512_shuffle_epi8(_mm512_permutex2var_epi32(a, second, b), bytes);
   }
 
   // Byte i of four rows in lane i.
@@ -94,6 +110,29 @@ struct Lanes512 {
   static Int rounded(const float* from, Float inverse) { return _mm512_cvtps_epi32((load(from) * inverse).v); }
 
  private:
+  // 32 bytes of each.
+  static Int two_rows(const std::uint8_t* rows, std::size_t stride) {
+    const auto row = [&](std::size_t i) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows + i * stride)); };
+    return _mm512_inserti64x4(_mm512_castsi256_si512(row(0)), row(1), 1);
+  }
+
+  // Four lanes: dword k of rows 0 to 3, dword k + 4 of them, then both of rows 4 to 7.
+  static void columns_of_eight(const std::uint8_t* rows, std::size_t stride, Int (&out)[4]) {
+    Int x[4];
+    for (std::size_t i = 0; i < 4; ++i) x[i] = two_rows(rows + i * stride, 4 * stride);
+    transpose(x, out);
+  }
+
+  // Dwords of four vectors, in each lane.
+  static void transpose(const Int (&x)[4], Int (&out)[4]) {
+    const Int a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
+    const Int c = _mm512_unpacklo_epi32(x[2], x[3]), d = _mm512_unpackhi_epi32(x[2], x[3]);
+    out[0] = _mm512_unpacklo_epi64(a, c);
+    out[1] = _mm512_unpackhi_epi64(a, c);
+    out[2] = _mm512_unpacklo_epi64(b, d);
+    out[3] = _mm512_unpackhi_epi64(b, d);
+  }
+
   static Int four_rows(const std::uint8_t* rows, std::size_t stride) {
     const auto row = [&](std::size_t i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + i * stride)); };
     const Int two = _mm512_inserti32x4(_mm512_castsi128_si512(row(0)), row(1), 1);

@@ -27,19 +27,22 @@ constexpr float kNone = -kInfinity;
 constexpr float kNanFloat = std::numeric_limits<float>::quiet_NaN();
 constexpr std::size_t kRun = 16;                     // numbers that are packed together, into kRunBytes
 constexpr std::size_t kRunBytes = 32;
+constexpr std::size_t kLine = 64;  // bytes of the first cache
 constexpr std::size_t kBlockBytes = 2 * kBlockSlots;  // of one row's weights
 
-// e^x = 2^n e^r: the polynomial in r, its highest power first.
-constexpr float kLog2E = 1.44269504f, kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
-constexpr int kTerms = 7;
-constexpr float kExponential[kTerms] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
+constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
+// 2^r for |r| <= 1/2, within 8e-8 of it (a minimax polynomial, the highest power first).
+constexpr int kTerms = 6;
+constexpr float kPower[kTerms] = {0.0013276472f, 0.00967554133f, 0.0555071327f, 0.240221197f, 0.693146967f, 1.00000007f};
+constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: adding it rounds, and the low bits are the whole number
+constexpr float kLeast = -86.0f;       // of exponents: no product of a weight with a step is subnormal
 
 // What is kept of each query.
 struct Row {
   float scale, base;        // score = scale * step of the slot * product + base * base of the slot
-  float largest, total;     // so far
+  float largest, total;     // so far; scores are exponents of two
   float keep, factor, add;  // of this block: sums = keep * sums + factor * product + add
-  float unused;
+  float inverse;            // of the factor
 };
 static_assert(sizeof(Row) == kRowNumbers * sizeof(float), "room for it");
 
@@ -102,7 +105,8 @@ struct Panel {
     for (std::size_t i = 0; i < problem.channels; i += kRun) {
       sum += P::pack_with_sum(ordered + i, inverse, numbers + 2 * i);
     }
-    row.scale = (finite ? largest / kLevels : kNanFloat) * problem.score_scale;
+    const float unit = problem.softcap > 0.0f ? 2.0f * kLog2E / problem.softcap : kLog2E;  // of what tanh takes, or 2^x
+    row.scale = (finite ? largest / kLevels : kNanFloat) * problem.score_scale * unit;
     row.base = row.scale * static_cast<float>(sum);
     row.largest = kNone;
     row.total = 0.0f;
@@ -112,69 +116,135 @@ struct Panel {
 
   // ---- unpacking
 
-  // Slot `slot` of a block whose rows begin at `block`; the last ones lie in the tail.
-  const std::uint8_t* slot_row(const std::uint8_t* block, std::size_t slot, std::size_t whole) const {
-    return slot < whole ? block + slot * problem.row_bytes : tail + (slot - whole) * problem.row_bytes;
+  // The rows of a block: those of its whole pieces of kTailSlots where they are, the others in the tail.
+  struct Block {
+    const std::uint8_t* rows;
+    const std::uint8_t* last;
+    std::size_t whole, count;  // slots: before the tail; all, a multiple of kTailSlots
+  };
+
+  Block block_of(const std::uint8_t* rows_of_block, std::size_t count) {
+    const std::size_t whole = count / kTailSlots * kTailSlots, padded = (count + kTailSlots - 1) / kTailSlots * kTailSlots;
+    if (whole < count) {
+      const std::size_t used = (count - whole) * problem.row_bytes, all = kTailSlots * problem.row_bytes;
+      for (std::size_t i = 0; i < used; ++i) tail[i] = rows_of_block[whole * problem.row_bytes + i];
+      for (std::size_t i = used; i < all; ++i) tail[i] = 0;
+    }
+    return {rows_of_block, tail, whole, padded};
   }
 
-  void copy_tail(const std::uint8_t* block, std::size_t whole, std::size_t count) {
-    const std::size_t used = (count - whole) * problem.row_bytes, all = kTailSlots * problem.row_bytes;
-    for (std::size_t i = 0; i < used; ++i) tail[i] = block[whole * problem.row_bytes + i];
-    for (std::size_t i = used; i < all; ++i) tail[i] = 0;
+  // Runs body(rows, slot, until) for the slots where they are, then for those in the tail.
+  template <class Body>
+  GRAPHROT_INLINE static void both_parts(const Block& block, const Body& body) {
+    body(block.rows, std::size_t{0}, block.whole);
+    body(block.last, block.whole, block.count);
   }
 
-  // Steps and bases of kLanes slots.
-  void unpack_scales(const std::uint8_t* from, float* steps) {
-    Int four[4];
-    P::columns(from + problem.row_bytes - kPieceBytes, problem.row_bytes, four);
-    P::store(steps, P::low_halves(four[3]));
-    P::store(steps + kBlockSlots, P::high_halves(four[3]));
+  // What will be read after the block at hand: rows that other work is done beside, while they come.
+  struct Next {
+    const std::uint8_t* rows;
+    std::size_t bytes;
+
+    // Asks for part `part` of `parts`.
+    void ask(std::size_t part, std::size_t parts) const {
+      const std::size_t until = bytes * (part + 1) / parts;
+      for (std::size_t at = bytes * part / parts / kLine * kLine; at < until; at += kLine) P::prefetch(rows + at);
+    }
+  };
+
+  Next next_of(const std::uint8_t* rows_of_task, const std::uint8_t* after, std::size_t start) const {
+    const std::size_t next = start + kBlockSlots;
+    if (next >= task.last) return {after, after != nullptr ? task.next_bytes : 0};
+    const std::size_t left = task.last - next;
+    return {rows_of_task + next * problem.row_bytes, (left < kBlockSlots ? left : kBlockSlots) * problem.row_bytes};
+  }
+
+  // Steps, then bases. Word by word at first, which leaves the vector units to others.
+  void unpack_scales(const Block& block, float* steps) const {
+    const std::size_t stride = problem.row_bytes, codes_of_row = problem.code_bytes;
+    std::uint8_t* const words = reinterpret_cast<std::uint8_t*>(steps + kBlockSlots);
+    both_parts(block, [&](const std::uint8_t* from, std::size_t slot, std::size_t until) {
+      from += codes_of_row;
+      for (; slot < until; slot += 4, from += 4 * stride) {
+        for (std::size_t i = 0; i < 4; ++i) P::copy_word(from + i * stride, words + 4 * (slot + i));
+      }
+    });
+    for (std::size_t slot = 0; slot < block.count; slot += kLanes) {
+      const Int both = P::load_bytes(words + 4 * slot);
+      P::store(steps + slot, P::low_halves(both));
+      P::store(steps + kBlockSlots + slot, P::high_halves(both));
+    }
+  }
+
+  template <int Halves>
+  GRAPHROT_INLINE static void put_codes(std::uint8_t* to, std::size_t to_high, Int v) {
+    if constexpr (Halves == 1) {
+      P::store_bytes(to, v);
+    } else {
+      P::store_bytes(to, P::low_codes(v));
+      P::store_bytes(to + to_high, P::high_codes(v));
+    }
   }
 
   // Keys: [kLanes slots][channels / 4][kLanes].
-  void unpack_keys(const std::uint8_t* block, std::size_t whole, std::size_t count) {
+  template <int Halves>
+  void unpack_keys(const Block& block, const Next& next) const {
+    constexpr std::size_t kPiece = 4 * Halves * kVector;
+    const std::size_t stride = problem.row_bytes, bytes = problem.code_bytes;
     std::uint8_t* to = codes;
-    for (std::size_t slot = 0; slot < count; slot += kLanes) {
-      const std::uint8_t* const from = slot_row(block, slot, whole);
-      unpack_scales(from, scales + slot);
-      for (std::size_t piece = 0; piece < problem.pieces; ++piece) {
-        Int four[4];
-        P::columns(from + offset_of(piece), problem.row_bytes, four);
-        if (halves == 1) {
-          for (int k = 0; k < 4; ++k, to += kVector) P::store_bytes(to, four[k]);
-        } else {
-          for (int k = 0; k < 4; ++k, to += kVector) {
-            P::store_bytes(to, P::low_codes(four[k]));
-            P::store_bytes(to + 4 * kVector, P::high_codes(four[k]));
-          }
-          to += 4 * kVector;
+    both_parts(block, [&](const std::uint8_t* from, std::size_t slot, std::size_t until) {
+      for (; slot < until; slot += kLanes, from += kLanes * stride) {
+        next.ask(slot / kLanes, kBlockSlots / kLanes);
+        std::size_t at = 0;
+        for (; at + 2 * kPieceBytes <= bytes; at += 2 * kPieceBytes, to += 2 * kPiece) {
+          Int eight[8];
+          P::columns(from + at, stride, eight);
+          for (std::size_t k = 0; k < 8; ++k) put_codes<Halves>(to + k / 4 * kPiece + k % 4 * kVector, 4 * kVector, eight[k]);
+        }
+        if (at == bytes) continue;
+        for (std::size_t last = at + kPieceBytes <= bytes ? at : bytes - kPieceBytes;; last = bytes - kPieceBytes) {
+          Int four[4];
+          P::columns(from + last, stride, four);
+          for (std::size_t k = 0; k < 4; ++k) put_codes<Halves>(to + k * kVector, 4 * kVector, four[k]);
+          to += kPiece;
+          if (last + kPieceBytes == bytes) break;
         }
       }
-    }
+    });
   }
 
   // Values: [channels / kLanes][count / 4][kLanes].
-  void unpack_values(const std::uint8_t* block, std::size_t whole, std::size_t count) {
-    const std::size_t depth = count / 4 * kVector;
-    for (std::size_t slot = 0; slot < count; slot += kLanes) {
-      unpack_scales(slot_row(block, slot, whole), scales + 2 * kBlockSlots + slot);
-    }
+  template <int Halves>
+  void unpack_values(const Block& block, const Next& next) const {
+    constexpr std::size_t kVectors = Halves * kVectorsOfPiece;
+    const std::size_t stride = problem.row_bytes, depth = block.count / 4 * kVector, pieces = problem.pieces;
     std::uint8_t* to = codes;
-    for (std::size_t piece = 0; piece < problem.pieces; ++piece) {
-      const std::size_t offset = offset_of(piece);
-      for (std::size_t slot = 0; slot < count; slot += 4, to += kVector) {
-        Int wide[kVectorsOfPiece];
-        P::across(slot_row(block, slot, whole) + offset, problem.row_bytes, wide);
-        for (std::size_t v = 0; v < kVectorsOfPiece; ++v) {
-          if (halves == 1) {
-            P::store_bytes(to + v * depth, wide[v]);
-          } else {
-            P::store_bytes(to + v * depth, P::low_codes(wide[v]));
-            P::store_bytes(to + (v + kVectorsOfPiece) * depth, P::high_codes(wide[v]));
+    std::size_t piece = 0;
+    for (; (piece + 2) * kPieceBytes <= problem.code_bytes; piece += 2, to += 2 * kVectors * depth) {
+      std::uint8_t* at = to;
+      both_parts(block, [&](const std::uint8_t* from, std::size_t slot, std::size_t until) {
+        from += piece * kPieceBytes;
+        for (; slot < until; slot += 4, from += 4 * stride, at += kVector) {
+          next.ask(piece * (kBlockSlots / 8) + slot / 4, pieces * (kBlockSlots / 8));
+          Int wide[2 * kVectorsOfPiece];
+          P::across(from, stride, wide);
+          for (std::size_t v = 0; v < 2 * kVectorsOfPiece; ++v) {
+            const std::size_t place = v / kVectorsOfPiece * kVectors + v % kVectorsOfPiece;
+            put_codes<Halves>(at + place * depth, kVectorsOfPiece * depth, wide[v]);
           }
         }
-      }
-      to += (halves * kVectorsOfPiece - 1) * depth;
+      });
+    }
+    for (; piece < pieces; ++piece, to += kVectors * depth) {
+      std::uint8_t* at = to;
+      both_parts(block, [&](const std::uint8_t* from, std::size_t slot, std::size_t until) {
+        from += offset_of(piece);
+        for (; slot < until; slot += 4, from += 4 * stride, at += kVector) {
+          Int wide[kVectorsOfPiece];
+          P::across(from, stride, wide);
+          for (std::size_t v = 0; v < kVectorsOfPiece; ++v) put_codes<Halves>(at + v * depth, kVectorsOfPiece * depth, wide[v]);
+        }
+      });
     }
   }
 
@@ -241,25 +311,39 @@ struct Panel {
 
   // ---- softmax
 
-  // Products of a row become scores; returns whether there is one that is not hidden.
-  bool score(std::size_t q, std::size_t start, std::size_t count, float* largest) {
+  static Float power_of_two(Float x) {
+    const Float whole = x + P::set(kWhole), rest = x - (whole - P::set(kWhole));
+    Float y = P::set(kPower[0]);
+    for (int i = 1; i < kTerms; ++i) y = P::multiply_add(y, rest, P::set(kPower[i]));
+    return P::times_power(y, whole);
+  }
+
+  static Float weight_of(Float x) { return power_of_two(P::larger(P::set(kLeast), x)); }
+
+  // Products of a row become scores. False where all are hidden.
+  template <bool All>
+  bool score(std::size_t q, std::size_t start, std::size_t count) {
     const AttendQuery& query = task.queries[q];
+    Row& state = rows[q];
     float* const row = scores + q * kBlockSlots;
-    const Float scale = P::set(rows[q].scale), base = P::set(rows[q].base);
-    const Float cap = P::set(problem.softcap), inverse = P::set(problem.softcap > 0.0f ? 1.0f / problem.softcap : 0.0f);
-    const bool whole = query.first <= start && query.last >= start + count && query.mask == nullptr;
+    const Float scale = P::set(state.scale), base = P::set(state.base);
+    const bool capped = problem.softcap > 0.0f;
+    const Float cap = P::set(problem.softcap * kLog2E), one = P::set(1.0f);
     Float most = P::set(kNone);
-    bool any = whole;
+    bool any = All;
     for (std::size_t j = 0; j < count; j += kLanes) {
       const Float step = P::load(scales + j) * scale, shift = P::load(scales + kBlockSlots + j) * base;
       Float s = P::multiply_add(step, P::load(row + j), shift);
-      if (problem.softcap > 0.0f) s = cap * tanh(s * inverse);
-      if (!whole) {
+      if (capped) {  // tanh
+        const Float e = power_of_two(P::larger(P::set(-30.0f), P::smaller(P::set(30.0f), s)));
+        s = cap * P::divide(e - one, e + one);
+      }
+      if constexpr (!All) {
         typename P::Mask seen = P::between(start + j, query.first, query.last);
         if (query.mask != nullptr) {
           const Float mask = P::load_where(seen, query.mask + start + j);
           seen = P::both(seen, P::above(mask, P::set(kHidden)));
-          s = s + mask;
+          s = P::multiply_add(mask, P::set(kLog2E), s);
         }
         s = P::choose(seen, s, P::set(kNone));
         any = any || P::any(seen);
@@ -267,74 +351,95 @@ struct Panel {
       P::store(row + j, s);
       most = P::larger(s, most);
     }
-    *largest = P::largest(most);
+    state.inverse = P::largest(most);  // for weigh()
     return any;
   }
 
-  // Scores become whole numbers: exp(score - largest) times the slot's step.
-  void weigh(std::size_t q, std::size_t start, std::size_t count) {
+  // Scores become weights times the slot's step. What is hidden may be NaN.
+  template <bool All>
+  void weigh(std::size_t q, std::size_t count) {
     Row& state = rows[q];
-    float largest;
-    std::uint8_t* const numbers = weights + q * kBlockBytes;
-    state.keep = 1.0f;
-    state.factor = state.add = 0.0f;
-    if (!score(q, start, count, &largest)) {
-      for (std::size_t i = 0; i < 2 * count; ++i) numbers[i] = 0;
-      return;
-    }
     const float before = state.largest;
-    if (!(largest > before)) largest = before;
-    state.largest = largest;
-    const float by = largest == kNone ? 0.0f : largest;  // all that is seen is NaN
+    if (state.inverse > before) state.largest = state.inverse;
+    const float by = state.largest == kNone ? 0.0f : state.largest;  // none: all that is seen is NaN
     float* const row = scores + q * kBlockSlots;
+    const float* const steps = scales + 2 * kBlockSlots;
     const Float shift = P::set(by), none = P::set(kNone);
     Float total = P::set(0.0f), add = P::set(0.0f), most = P::set(0.0f);
     for (std::size_t j = 0; j < count; j += kLanes) {
-      const Float s = P::load(row + j);
-      const typename P::Mask seen = P::differs(s, none);
-      const Float weight = P::where(seen, exponential(s - shift));  // what is hidden may be NaN
+      const Float s = P::load(row + j), base = P::load(steps + kBlockSlots + j);
+      Float weight = weight_of(s - shift), stepped;
+      if constexpr (All) {
+        stepped = weight * P::load(steps + j);
+        add = P::multiply_add(weight, base, add);
+      } else {
+        const typename P::Mask seen = P::differs(s, none);
+        weight = P::where(seen, weight);
+        stepped = P::where(seen, weight * P::load(steps + j));
+        add = P::multiply_add_where(seen, weight, base, add);
+      }
       total = total + weight;
-      add = P::multiply_add_where(seen, weight, P::load(scales + 3 * kBlockSlots + j), add);
-      const Float stepped = P::where(seen, weight * P::load(scales + 2 * kBlockSlots + j));
       most = P::larger(stepped, most);
       P::store(row + j, stepped);
     }
-    state.keep = before == kNone ? 0.0f : P::first(exponential(P::set(before - by)));
+    state.keep = before == kNone ? 0.0f : P::first(weight_of(P::set(before - by)));
     state.total = state.total * state.keep + P::sum(total);
     state.add = P::sum(add);
     const float peak = P::largest(most);
     state.factor = peak / kLevels;
-    const Float inverse = P::set(peak > 0.0f ? kLevels / peak : 0.0f);
-    for (std::size_t j = 0; j < count; j += kRun) P::pack(row + j, inverse, numbers + 2 * j);
+    state.inverse = peak > 0.0f ? kLevels / peak : 0.0f;
   }
 
-  // exp(x), x <= 0 or NaN: not below exp(-60), so that no product with a step is subnormal.
-  static Float exponential(Float x) {
-    return P::exponential(P::larger(P::set(-60.0f), x));
-  }
-
-  static Float tanh(Float x) {
-    const Float bounded = P::larger(P::set(-10.0f), P::smaller(P::set(10.0f), x));
-    const Float e = P::exponential(bounded + bounded);
-    return P::divide(e - P::set(1.0f), e + P::set(1.0f));
+  // Weights of all queries as whole numbers, in steps that go through all rows, so that one need not wait for another.
+  // False where all is hidden.
+  bool weigh_all(std::size_t start, std::size_t count) {
+    bool any = false;
+    bool seen[kMostQueries];
+    const auto all = [&](std::size_t q) {
+      const AttendQuery& query = task.queries[q];
+      return query.first <= start && query.last >= start + count && query.mask == nullptr;
+    };
+    for (std::size_t q = 0; q < task.count; ++q) {
+      seen[q] = all(q) ? score<true>(q, start, count) : score<false>(q, start, count);
+      any = any || seen[q];
+    }
+    if (!any) return false;
+    for (std::size_t q = 0; q < task.count; ++q) {
+      if (!seen[q]) {
+        rows[q].keep = 1.0f;
+        rows[q].factor = rows[q].add = rows[q].inverse = 0.0f;
+      } else if (all(q)) {
+        weigh<true>(q, count);
+      } else {
+        weigh<false>(q, count);
+      }
+    }
+    for (std::size_t q = 0; q < task.count; ++q) {
+      const Float inverse = P::set(rows[q].inverse);
+      const float* const row = scores + q * kBlockSlots;
+      std::uint8_t* const numbers = weights + q * kBlockBytes;
+      for (std::size_t j = 0; j < count; j += kRun) P::pack(row + j, inverse, numbers + 2 * j);
+    }
+    return true;
   }
 
   // ---- all of it
 
-  void block(std::size_t start, std::size_t count) {
-    const std::size_t whole = count / kTailSlots * kTailSlots, padded = (count + kTailSlots - 1) / kTailSlots * kTailSlots;
-    const std::uint8_t* const keys = task.keys + start * problem.row_bytes;
-    const std::uint8_t* const values = task.values + start * problem.row_bytes;
-    if (whole < count) copy_tail(keys, whole, count);
-    unpack_keys(keys, whole, padded);
-    product(codes, padded / kLanes, problem.channels / 4, queries, 2 * problem.channels, task.count,
-            [&](std::size_t q, std::size_t column, Float v) { P::store(scores + q * kBlockSlots + column * kLanes, v); });
-    if (whole < count) copy_tail(values, whole, count);
-    unpack_values(values, whole, padded);
-    for (std::size_t q = 0; q < task.count; ++q) weigh(q, start, padded);
-    product(codes, problem.channels / kLanes, padded / 4, weights, kBlockBytes, task.count,
-            [&](std::size_t q, std::size_t column, Float v) {
-              float* const to = sums + q * problem.channels + column * kLanes;
+  template <int Halves>
+  void attend(std::size_t start, std::size_t count) {
+    const std::size_t channels = problem.channels;
+    const Block keys = block_of(task.keys + start * problem.row_bytes, count);
+    unpack_scales(keys, scales);
+    unpack_keys<Halves>(keys, next_of(task.keys, task.next_keys, start));
+    product(codes, keys.count / kLanes, channels / 4, queries, 2 * channels, task.count,
+            [this](std::size_t q, std::size_t column, Float v) { P::store(scores + q * kBlockSlots + column * kLanes, v); });
+    const Block values = block_of(task.values + start * problem.row_bytes, count);
+    unpack_scales(values, scales + 2 * kBlockSlots);
+    if (!weigh_all(start, values.count)) return;
+    unpack_values<Halves>(values, next_of(task.values, task.next_values, start));
+    product(codes, channels / kLanes, values.count / 4, weights, kBlockBytes, task.count,
+            [this, channels](std::size_t q, std::size_t column, Float v) {
+              float* const to = sums + q * channels + column * kLanes;
               const Row& row = rows[q];
               const Float added = P::multiply_add(P::set(row.factor), v, P::set(row.add));
               P::store(to, P::multiply_add(P::set(row.keep), P::load(to), added));
@@ -342,7 +447,7 @@ struct Panel {
   }
 
   void finish(std::size_t q) {
-    task.largest[q] = rows[q].largest;
+    task.largest[q] = rows[q].largest * kLn2;
     task.total[q] = rows[q].total;
     const float* from = sums + q * problem.channels;
     for (std::size_t piece = 0; piece < problem.pieces; ++piece) {
@@ -356,7 +461,12 @@ struct Panel {
   void run() {
     for (std::size_t q = 0; q < task.count; ++q) round_query(q, scores);
     for (std::size_t start = task.first; start < task.last; start += kBlockSlots) {
-      block(start, task.last - start < kBlockSlots ? task.last - start : kBlockSlots);
+      const std::size_t count = task.last - start < kBlockSlots ? task.last - start : kBlockSlots;
+      if (halves == 2) {
+        attend<2>(start, count);
+      } else {
+        attend<1>(start, count);
+      }
     }
     for (std::size_t q = 0; q < task.count; ++q) finish(q);
   }

@@ -37,9 +37,8 @@ struct Vnni : Lanes512 {
 
   static __m512i pack_whole(__m512i whole, std::uint8_t* to) {
     const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8);
-    const __m512i low = _mm512_sub_epi32(whole, _mm512_slli_epi32(high, 8));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(high));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16), _mm512_cvtepi32_epi8(low));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16), _mm512_cvtepi32_epi8(whole));
     return whole;
   }
   static void pack(const float* from, Float inverse, std::uint8_t* to) { pack_whole(rounded(from, inverse), to); }

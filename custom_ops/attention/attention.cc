@@ -216,6 +216,14 @@ void Attention::attend(const AttentionCall& call, const Cut& cut, std::size_t ta
   part.values = call.present_value + head;
   part.first = first * kBlockSlots;
   part.last = last * kBlockSlots < all.last ? last * kBlockSlots : all.last;
+  // What comes after this run, or the first slots of the next head.
+  const std::size_t all_bytes = call.batch * form_.kv_heads * call.slots * row_bytes_;
+  const std::size_t next = head + (part.last < all.last ? part.last : call.slots) * row_bytes_;
+  if (next < all_bytes) {
+    part.next_keys = call.present_key + next;
+    part.next_values = call.present_value + next;
+    part.next_bytes = all_bytes - next < kBlockSlots * row_bytes_ ? all_bytes - next : kBlockSlots * row_bytes_;
+  }
   part.queries = each;
   part.count = tile.count;
   part.largest = result;
