@@ -53,7 +53,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
             else:
                 assert _chat(words).count("\n") >= 2
     assert ran == ["graphrot"] * 6 + ["python"]
-    folders = ("ROTATED", "FROM_HF", "FROM_HF_KV8", "FROM_FILE", "CHAT")
+    folders = ("ROTATED", "FROM_HF", "FROM_HF_KV4", "FROM_FILE", "CHAT")
     sizes = {name: json.loads(Path(name, "genai_config.json").read_text())["model"]["decoder"] for name in folders}
-    assert [sizes[name]["head_size"] for name in folders] == [12, 16, 20, 16, 20]
+    assert [sizes[name]["head_size"] for name in folders] == [12, 20, 12, 16, 20]
     assert "python -c" in PAGE and "no-library" in PAGE
