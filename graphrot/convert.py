@@ -110,11 +110,7 @@ def convert(
 
     def run(work: _Places) -> Converted:
         result = _Job(wanted, work, progress).run(
-            given,
-            calibration=text,
-            tokenizer=words,
-            plan=replayed,
-            allow_partial=allow_partial,
+            given, calibration=text, tokenizer=words, plan=replayed, allow_partial=allow_partial
         )
         result.inputs = inputs
         return result

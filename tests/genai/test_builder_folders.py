@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import shutil
@@ -27,19 +28,11 @@ CACHES = (None, "int8", "int4")
 def rotated(kv: str | None, *, kernels: bool = True) -> Path:
     """The builder's Llama, rotated, its weights as they were; with our library or without. Do not change the files."""
     place = Path(tempfile.mkdtemp(prefix="graphrot-genai-")) / "out"
+    atexit.register(shutil.rmtree, place.parent, ignore_errors=True)
     if not kernels:
         return scripts.without_library(rotated(kv), place)
     graphrot.convert(built("llama"), output=place, recipe="rotate-only", kv=kv, certificate=None)
     return place
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _folders_go() -> object:
-    yield
-    for kv in CACHES:
-        for kernels in (True, False):
-            shutil.rmtree(rotated(kv, kernels=kernels).parent)
-    rotated.cache_clear()
 
 
 @pytest.mark.parametrize("kernels", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import shutil
@@ -38,26 +39,23 @@ def beside(folder: Path, name: str) -> Path:
 
 
 @functools.cache
-def converted(name: str) -> Path:
+def converted(name: str, kv: str | None = None) -> Path:
     """An exported tiny model as a folder of target genai. Do not change the files."""
     place = Path(tempfile.mkdtemp(prefix="graphrot-genai-"))
-    graphrot.convert(beside(place / "in", name), output=place / "out", **OPTIONS)
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    graphrot.convert(beside(place / "in", name), output=place / "out", kv=kv, **OPTIONS)
     return place / "out"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _folders_go() -> object:
-    yield
-    for name in ("llama", "gpt2"):
-        shutil.rmtree(converted(name).parent)
-    converted.cache_clear()
-
-
-@pytest.mark.parametrize(("name", "kind"), [("llama", "llama"), ("gpt2", "decoder")])
-def test_exports_answer_like_our_own_command(name: str, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind", "kv"), [("llama", "llama", None), ("llama", "llama", "int4"), ("gpt2", "decoder", "int8")]
+)
+def test_exports_answer_like_our_own_command(name: str, kind: str, kv: str | None, tmp_path: Path) -> None:
     """With positions as inputs; a type that onnxruntime-genai does not run as a decoder is called one."""
-    ours = converted(name)
+    ours = converted(name, kv)
     assert scripts.config(ours)["model"]["type"] == kind
+    shared = kv is not None
+    assert scripts.config(ours)["search"]["past_present_share_buffer"] == shared
     assert "position_ids" in scripts.config(ours)["model"]["decoder"]["inputs"]
     prompt = "It was the best of times"
     tokens = Tokenizer(ours).encode(prompt, special=True)
@@ -65,16 +63,18 @@ def test_exports_answer_like_our_own_command(name: str, kind: str, tmp_path: Pat
     for folder, kernels in ((ours, True), (scripts.without_library(ours, tmp_path / "plain"), False)):
         expected = graphrot.generate(ours, prompt=prompt, max_new_tokens=20, greedy=True, library=kernels).tokens
         assert scripts.generate(folder, [tokens], length=len(tokens) + 20) == list(expected)
-        assert scripts.generate(folder, chunks, length=len(tokens) + 20) == list(expected)
-    after, anew = scripts.rewound(ours, 3, shared=False)
-    assert after == anew
+        assert scripts.generate(folder, chunks, length=len(tokens) + 20, shared=False) == list(expected)
+    for buffer in {shared, False}:
+        after, anew = scripts.rewound(ours, 3, shared=buffer)
+        assert after == anew
 
 
-def test_rows_of_several_lengths_do_not_see_each_other() -> None:
+@pytest.mark.parametrize("kv", [None, "int4"])
+def test_rows_of_several_lengths_do_not_see_each_other(kv: str | None) -> None:
     rows = ((5, 46, 7), (8, 9, 10, 11, 12), (61,))
-    together = scripts.batch(converted("llama"), rows, length=16)
+    together = scripts.batch(converted("llama", kv), rows, length=16)
     for row, found in zip(rows, together, strict=True):
-        alone = scripts.batch(converted("llama"), [row], length=16)[0]
+        alone = scripts.batch(converted("llama", kv), [row], length=16)[0]
         assert found[5 : 5 + 8] == alone[len(row) : len(row) + 8]
 
 

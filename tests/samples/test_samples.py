@@ -15,6 +15,7 @@ import pytest
 
 import graphrot
 from graphrot.evaluate.session import DecoderSession
+from tests.contrib.built import built
 from tests.exported import tiny_onnx, write_tokenizer
 
 SAMPLES = Path(__file__).resolve().parents[2] / "samples"
@@ -117,3 +118,28 @@ def test_the_graphsurgeon_script_edits_a_rotated_graph(deployed: Path, tmp_path:
     last, _ = DecoderSession(tmp_path / "OUT.onnx").run(tokens)
     assert last.shape == (1, 1, logits.shape[2])
     np.testing.assert_allclose(last, logits[:, -1:], rtol=0, atol=1e-5 * np.abs(logits).max())
+
+
+def test_the_chat_streams_answers_and_keeps_to_the_conversation(tmp_path: Path) -> None:
+    """What is held from turn to turn answers like the conversation as a whole."""
+    graphrot.convert(built("llama"), output=tmp_path / "OUT", recipe="rotate-only", kv="int8", certificate=None)
+    spec = importlib.util.spec_from_file_location("genai_chat", SAMPLES / "genai_chat.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    chat = module.Chat(str(tmp_path / "OUT"), context=200)
+    first = "".join(chat.ask("It was the best", 6))
+    second = "".join(chat.ask("of times", 6))
+    assert [message["role"] for message in chat.messages] == ["user", "assistant"] * 2
+    assert (chat.messages[1]["content"], chat.messages[3]["content"]) == (first, second)
+    for more in ([5, 6], [2]):
+        text = [*(int(token) for token in chat.generator.get_sequence(0)), *more]
+        chat._read(text)
+        anew = module.Chat(str(tmp_path / "OUT"), context=200)
+        anew._read(text)
+        one, other = (np.array(c.generator.get_logits()) for c in (chat, anew))
+        assert np.abs(one - other).max() <= 1e-2 * np.abs(other).max()
+        chat.generator.generate_next_token()
+    with pytest.raises(SystemExit, match="give a larger --context"):
+        list(chat.ask("a" * 200, 6))
+    assert "import graphrot" not in (SAMPLES / "genai_chat.py").read_text(encoding="utf-8")
