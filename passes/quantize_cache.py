@@ -7,14 +7,15 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from graphrot.analysis.types import AttentionSite, AttentionSites, OperandRef
-from graphrot.errors import InputRefused
+from graphrot.analysis.types import AttentionSite, AttentionSites
 from graphrot.graph import node_of, value_map
 from graphrot.ops.hadamard import ATTRIBUTES as TRANSFORM_ATTRIBUTES
 from graphrot.ops.hadamard import DOMAIN
 from graphrot.ops.hadamard import OP_TYPE as TRANSFORM
 from graphrot.ops.rotated_attention import AttentionForm, ensure_rotated_attention, rotated_attention_node
 from graphrot.passes.base import PROVENANCE, GraphPass, record_provenance
+from graphrot.passes.cache_lengths import CacheLengths
+from graphrot.passes.cache_operands import Operands
 from graphrot.passes.quantize_nodes import NodeWriter, remove_unused, require_opset
 from graphrot.plan.types import RotationPlan
 
@@ -39,17 +40,21 @@ class QuantizeCache(GraphPass):
     def apply(self, model: ir.Model, done: set[str]) -> None:
         require_opset(model)
         writer, values = NodeWriter(model), value_map(model)
+        lengths = CacheLengths(writer, self._found)
+        read_shapes(writer, values, lengths, self._found, done)
         for site in self._found.sites:
             if site.node in done:
                 self.report.skipped.append((site.node, "replaced already"))
                 continue
-            self._replace(writer, values, site)
+            self._replace(writer, values, lengths, site)
             done.add(site.node)
             self.report.changed.append(site.node)
         if self.report.changed:
             ensure_rotated_attention(model)
 
-    def _replace(self, writer: NodeWriter, values: dict[str, ir.Value], site: AttentionSite) -> None:
+    def _replace(
+        self, writer: NodeWriter, values: dict[str, ir.Value], lengths: CacheLengths, site: AttentionSite
+    ) -> None:
         node = node_of(values, site.node)
         form = AttentionForm(
             num_heads=site.heads,
@@ -61,7 +66,8 @@ class QuantizeCache(GraphPass):
             window=site.window,
             causal=site.causal,
         )
-        query, key, value = (read(values, use) for use in (site.query, site.key, site.value))
+        operands = Operands(writer, values, site)
+        query, key, value = (operands.read(use) for use in (site.query, site.key, site.value))
         rotation: list[ir.Attr] | None = None
         items: list[str] = []
         first, second = _transform(query, site.head_size), _transform(key, site.head_size)
@@ -73,38 +79,41 @@ class QuantizeCache(GraphPass):
         for past in (past_key, past_value):
             declare(past, [site.kv_heads, form.row_bytes])
         made = rotated_attention_node(
-            query,
-            key,
-            value,
+            operands.rows(query, site.query.form, site.heads),
+            operands.rows(key, site.key.form, site.kv_heads),
+            operands.rows(value, site.value.form, site.kv_heads),
             past_key,
             past_value,
-            values[site.seqlens],
-            values[site.total],
+            values[site.seqlens] if site.seqlens else lengths.seqlens(),
+            values[site.total] if site.total else lengths.total(),
             [writer.free(f"{name}.stored") for name in (site.node, site.present_key, site.present_value)],
             form,
+            mask=lengths.padding() if site.pads else operands.mask(),
             rotation=rotation,
         )
         for item in ",".join(items).split(","):
             if item:
                 record_provenance(made, item)
         writer.model.graph.insert_before(node, made)
+        output = operands.output(made.outputs[0])
         olds = [node.outputs[0], values[site.present_key], values[site.present_value]]
-        writer.stand_in(zip(olds, made.outputs, strict=True))
+        writer.stand_in(zip(olds, [output, *made.outputs[1:]], strict=True))
         for present in made.outputs[1:]:
             declare(present, [site.kv_heads, form.row_bytes])
 
 
-def read(values: dict[str, ir.Value], use: OperandRef) -> ir.Value:
-    """What an input of a node reads now.
-
-    Raises:
-        InputRefused: the sites were found in another model.
-    """
-    node = node_of(values, use.node)
-    value = node.inputs[use.input] if use.input < len(node.inputs) else None
-    if value is None:
-        raise InputRefused("An attention node has lost an input", where=f"input {use.input} of {use.node!r}")
-    return value
+def read_shapes(
+    writer: NodeWriter, values: dict[str, ir.Value], lengths: CacheLengths, found: AttentionSites, done: set[str]
+) -> None:
+    """Let nothing read the shape of a cache any more: it follows from other inputs, and its last size changes."""
+    for read in found.shapes:
+        old = values.get(read.node)
+        maker = None if old is None else old.producer()
+        if read.node in done or old is None or maker is None or maker.op_type != "Shape":
+            continue
+        old.replace_all_uses_with(lengths.shape(read))
+        remove_unused(writer.model, old)
+        done.add(read.node)
 
 
 def declare(cache: ir.Value, sizes: Sequence[int]) -> None:

@@ -63,6 +63,7 @@ class Probe:
         self._widths = [(node, *pair) for node, pair in found if pair is not None]
         self._session = self._load()
         self.run: Run
+        self.choice: Choice
         first, second = self._search()
         self._seen: dict[ir.Value, Seen] = {}
         self._tensors: dict[ir.Value, Any] = {}
@@ -129,6 +130,7 @@ class Probe:
                         break
                 if len(outputs) == 2:
                     self.run = runs[0]
+                    self.choice = choice
                     return outputs[0], outputs[1]
         assert failure is not None
         choice, run, message = failure

@@ -105,7 +105,7 @@ class ProbeGraph:
     def _initializer(self, value: ir.Value) -> list[onnx.NodeProto]:
         tensor = value.const_value
         assert tensor is not None and value.name
-        if len(tensor.shape) < 2 or tensor.size <= _BIG or tensor.dtype not in FLOATS:
+        if not self._is_thin(value):
             proto = ir.serde.serialize_tensor(ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name))
             self._initializers.append(proto)
             return []
@@ -113,6 +113,12 @@ class ProbeGraph:
         fill = ir.serde.serialize_tensor(ir.Tensor(number, dtype=tensor.dtype))
         shape = self._constant(np.array(list(tensor.shape)), ir.DataType.INT64)
         return [helper.make_node("ConstantOfShape", [shape], [value.name], value=fill)]
+
+    def _is_thin(self, value: ir.Value) -> bool:
+        """Whether one number stands in for all of a constant."""
+        tensor = value.const_value
+        assert tensor is not None
+        return len(tensor.shape) >= 2 and tensor.size > _BIG and tensor.dtype in FLOATS
 
     def _constant(self, array: np.ndarray, dtype: ir.DataType) -> str:
         name = self._name()

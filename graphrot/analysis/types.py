@@ -327,11 +327,25 @@ class AttentionSite:
 
 
 @dataclass(frozen=True)
+class ShapeRead:
+    """A node that reads the shape of a cache, or of what is made of one on the way to the scores.
+
+    ``sizes`` are what it finds there: multiples of the batch ``B``, the new tokens ``S``, those before ``P``, both
+    together ``T``, or of 1.
+    """
+
+    node: str
+    sizes: tuple[tuple[Literal["B", "S", "P", "T", "1"], int], ...]
+
+
+@dataclass(frozen=True)
 class AttentionSites:
     """The attention of a graph, in graph order, and what is refused."""
 
     sites: tuple[AttentionSite, ...] = ()
     refused: tuple[Refusal, ...] = ()
+    shapes: tuple[ShapeRead, ...] = ()
+    """Shapes that are read of caches, and have to be computed in another way."""
     counts: bool = False
     """The input attention_mask ``[B, T]`` is as long as past and new tokens together."""
     shares: bool = False

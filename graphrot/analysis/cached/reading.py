@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
+import numpy as np
 import onnx_ir as ir
 
-from graphrot.analysis.types import CachePair
-from graphrot.graph import is_constant
+from graphrot.analysis.cached.cut import Cut, CutFailed
+from graphrot.analysis.probe import Probe
+from graphrot.analysis.probe_sizes import Run
+from graphrot.analysis.scope import Scope
+from graphrot.analysis.types import CachePair, OperandRef
+from graphrot.graph import is_constant, node_of, read_constant, value_map
 from graphrot.model.floats import is_standard
 
-_NO_CACHE = "it has no cache: its keys and values are not handed from one call to the next"
+NO_CACHE = "it has no cache: its keys and values are not handed from one call to the next"
 _OTHER_CACHE = "its cache is not of the form [batch, heads, tokens, width]"
 _WIDTHS = "its keys and values differ in heads or width"
+_MOVED = frozenset({"Cast", "Expand", "Gather", "Identity", "Reshape", "Squeeze", "Tile", "Transpose", "Unsqueeze"})
+_RUNS = (Run(2, 3, 4), Run(1, 5, 2))
 
 
 class NotRead(Exception):
@@ -43,7 +51,7 @@ class Cache:
 
 
 class Reader:
-    """The caches of a graph.
+    """A graph whose attention is read.
 
     Args:
         model: only read.
@@ -52,7 +60,62 @@ class Reader:
 
     def __init__(self, model: ir.Model, pairs: Iterable[CachePair]) -> None:
         self.model = model
+        self.scope = Scope(model)
+        self.probe = Probe(self.scope)
+        self.batch = self.probe.run.batch
+        self.values = value_map(model)
+        self.inside: set[ir.Node] = set()
+        """Nodes between a cache and the product that reads it, and the products."""
+        self.products: set[ir.Node] = set()
         self._pairs = {pair.past: pair for pair in pairs}
+        self._numbers: dict[ir.Value, float | None] = {}
+
+    def read(self, place: OperandRef) -> ir.Value:
+        """What an operand reads."""
+        value = node_of(self.values, place.node).inputs[place.input]
+        assert value is not None
+        return value
+
+    def shape(self, value: ir.Value) -> tuple[int, ...] | None:
+        """The shape in the probe's run."""
+        seen = self.probe.seen(value)
+        return None if seen is None else seen.shape
+
+    def form(self, value: ir.Value) -> Literal["heads", "stacked"]:
+        """Whether heads have an axis of their own.
+
+        Raises:
+            NotRead: neither form.
+        """
+        shape = self.shape(value)
+        if shape is None or len(shape) not in (3, 4):
+            raise NotRead("its queries are not of the form [batch, heads, tokens, width]")
+        return "heads" if len(shape) == 4 else "stacked"
+
+    def heads_of(self, value: ir.Value, form: Literal["heads", "stacked"]) -> int:
+        """Heads of queries."""
+        shape = self.shape(value)
+        assert shape is not None
+        return shape[1] if form == "heads" else shape[0] // self.batch
+
+    def number(self, value: ir.Value | None) -> float | None:
+        """The one number that a tensor holds in every run, whatever the sizes; None where it does not."""
+        if value is None:
+            return None
+        if value not in self._numbers:
+            self._numbers[value] = self._number(value)
+        return self._numbers[value]
+
+    def _number(self, value: ir.Value) -> float | None:
+        if is_constant(value):
+            return _single([read_constant(value)])
+        if value.producer() is None or not self.scope.trusted(value):
+            return None
+        try:
+            cut = Cut(self.scope, self.probe, [value])
+            return _single([cut.run(run, {})[0] for run in _RUNS])
+        except CutFailed:
+            return None
 
     def fused_cache(self, node: ir.Node, pasts: tuple[int, int], presents: tuple[int, int]) -> Cache:
         """The cache that a node takes and gives itself.
@@ -78,14 +141,12 @@ class Reader:
         pairs = []
         for past, present in zip(taken, given, strict=True):
             if past is None or present is None:
-                raise NotRead(_NO_CACHE)
+                raise NotRead(NO_CACHE)
             source = handed_on(past)
-            if not source.is_graph_input() or source.name not in self._pairs:
-                raise NotRead(_NO_CACHE if not source.is_graph_input() else _OTHER_CACHE)
-            pair = self._pairs[source.name]
-            if pair.present not in ends(present):
-                raise NotRead(_OTHER_CACHE)
-            if source.shape is not None and len(source.shape) != 4:
+            if not source.is_graph_input():
+                raise NotRead(_OTHER_CACHE if source.producer() is not None else NO_CACHE)
+            pair = self._pairs.get(source.name or "")
+            if pair is None or pair.present not in ends(present) or len(source.shape or ()) not in (0, 4):
                 raise NotRead(_OTHER_CACHE)
             pairs.append(pair)
         key, value = pairs
@@ -94,6 +155,51 @@ class Reader:
         if key.width % 2:
             raise NotRead(f"its heads have {key.width} channels, an odd number")
         return Cache(key.past, value.past, key.present, value.present, key.heads, key.width)
+
+    def joined(self, value: ir.Value, passed: set[ir.Node]) -> tuple[ir.Node, float]:
+        """The Concat of a past and new rows that ``value`` comes from, and the factor between.
+
+        Args:
+            value: keys or values that a product reads.
+            passed: the product; gets the nodes between.
+
+        Raises:
+            NotRead: there is no such Concat.
+        """
+        factor = 1.0
+        for _ in range(24):
+            node = value.producer()
+            if node is None or not is_standard(node):
+                break
+            if node.op_type == "Concat":
+                first = node.inputs[0]
+                if len(node.inputs) == 2 and first is not None and handed_on(first).is_graph_input():
+                    self.inside |= passed
+                    return node, factor
+                break
+            found = node.inputs[0]
+            if node.op_type in ("Mul", "Div"):
+                scale = self.number(node.inputs[1])
+                if scale is None and node.op_type == "Mul":
+                    scale, found = self.number(node.inputs[0]), node.inputs[1]
+                if not scale:
+                    break
+                factor = factor / scale if node.op_type == "Div" else factor * scale
+            elif node.op_type not in _MOVED:
+                break
+            if found is None:
+                break
+            passed.add(node)
+            value = found
+        raise NotRead(NO_CACHE)
+
+
+def _single(arrays: Iterable[np.ndarray]) -> float | None:
+    """The number that all elements of all arrays are."""
+    every = np.concatenate([np.asarray(array).reshape(-1) for array in arrays])
+    if not every.size or every.dtype == bool or not np.issubdtype(every.dtype, np.number):
+        return None
+    return float(every[0]) if (every == every[0]).all() else None
 
 
 def handed_on(value: ir.Value) -> ir.Value:
@@ -112,12 +218,3 @@ def ends(value: ir.Value) -> set[str]:
         if use.node.op_type == "Identity" and is_standard(use.node):
             found |= ends(use.node.outputs[0])
     return found
-
-
-def scalar_operand(node: ir.Node) -> tuple[ir.Value, ir.Value, int] | None:
-    """``(data, number, position of data)`` of a Mul or Div whose other operand is a constant."""
-    first, second = node.inputs[0], node.inputs[1]
-    assert first is not None and second is not None
-    if is_constant(second):
-        return first, second, 0
-    return (second, first, 1) if is_constant(first) else None
