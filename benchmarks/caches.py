@@ -1,4 +1,4 @@
-"""Models of one attention node with a cache of fixed capacity: RotatedAttention, and ONNX Runtime's GroupQueryAttention.
+"""Models of one attention node with a cache of fixed capacity: RotatedAttention, and GroupQueryAttention.
 
 Each has the same keys and values behind it, in its own form, and past and present in one buffer, as a decoder's loop
 binds them: nobody copies a cache.
