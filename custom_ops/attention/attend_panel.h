@@ -16,7 +16,8 @@
 #include <limits>
 
 #include "attention/attend.h"
-#include "hadamard/mix.h"
+#include "attention/attend_product.h"
+#include "attention/attend_unpack.h"
 
 namespace graphrot {
 namespace {
@@ -24,16 +25,13 @@ namespace {
 constexpr float kLevels = 32639.0f;  // 127 * 256 + 127: two signed bytes
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNone = -kInfinity;
-constexpr float kNanFloat = std::numeric_limits<float>::quiet_NaN();
-constexpr std::size_t kRun = 16;                     // numbers that are packed together, into kRunBytes
-constexpr std::size_t kRunBytes = 32;
-constexpr std::size_t kLine = 64;  // bytes of the first cache
 constexpr std::size_t kBlockBytes = 2 * kBlockSlots;  // of one row's weights
-
+constexpr float kNanFloat = std::numeric_limits<float>::quiet_NaN();
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 // 2^r for |r| <= 1/2, within 8e-8 of it (a minimax polynomial, the highest power first).
 constexpr int kTerms = 6;
-constexpr float kPower[kTerms] = {0.0013276472f, 0.00967554133f, 0.0555071327f, 0.240221197f, 0.693146967f, 1.00000007f};
+constexpr float kPower[kTerms] = {0.0013276472f, 0.00967554133f, 0.0555071327f,
+                                  0.240221197f,  0.693146967f,   1.00000007f};
 constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: adding it rounds, and the low bits are the whole number
 constexpr float kLeast = -86.0f;       // of exponents: no product of a weight with a step is subnormal
 
@@ -49,33 +47,29 @@ static_assert(sizeof(Row) == kRowNumbers * sizeof(float), "room for it");
 template <class P>
 struct Panel {
   using Float = typename P::Float;
-  using Int = typename P::Int;
-  static constexpr std::size_t kLanes = P::kLanes, kVector = 4 * kLanes;
-  static constexpr std::size_t kVectorsOfPiece = kPieceBytes / kLanes;
+  static constexpr std::size_t kLanes = P::kLanes;
 
   const AttendProblem& problem;
   const AttendTask& task;
-  std::uint8_t *codes, *queries, *weights, *tail;
+  Unpacking<P> unpacking;
+  std::uint8_t *codes, *queries, *weights;
   float *scores, *sums, *scales;
   Row* rows;
   std::size_t halves;
 
-  Panel(const AttendProblem& p, const AttendTask& t, void* scratch) : problem(p), task(t) {
+  Panel(const AttendProblem& p, const AttendTask& t, void* scratch)
+      : problem(p), task(t), unpacking{p, t, nullptr, nullptr} {
     auto* const memory = static_cast<std::uint8_t*>(scratch);
     codes = memory + p.scratch.codes;
     queries = memory + p.scratch.queries;
     weights = memory + p.scratch.weights;
-    tail = memory + p.scratch.tail;
+    unpacking.codes = codes;
+    unpacking.tail = memory + p.scratch.tail;
     scores = reinterpret_cast<float*>(memory + p.scratch.scores);
     sums = reinterpret_cast<float*>(memory + p.scratch.sums);
     scales = reinterpret_cast<float*>(memory + p.scratch.scales);
     rows = reinterpret_cast<Row*>(memory + p.scratch.rows);
     halves = p.format.bits == 4 ? 2 : 1;
-  }
-
-  std::size_t offset_of(std::size_t piece) const {
-    const std::size_t at = piece * kPieceBytes;
-    return at + kPieceBytes <= problem.code_bytes ? at : problem.code_bytes - kPieceBytes;
   }
 
   // ---- queries
@@ -85,7 +79,7 @@ struct Panel {
     const float* const from = task.queries[q].query;
     float* to = ordered;
     for (std::size_t piece = 0; piece < problem.pieces; ++piece) {
-      const std::size_t offset = offset_of(piece), doubled = piece * kPieceBytes - offset;
+      const std::size_t offset = unpacking.offset_of(piece), doubled = piece * kPieceBytes - offset;
       for (std::size_t half = 0; half < halves; ++half, to += kPieceBytes) {
         const float* const part = from + half * problem.code_bytes + offset;
         for (std::size_t i = 0; i < kPieceBytes; i += kLanes) P::store(to + i, P::load(part + i));
@@ -112,201 +106,6 @@ struct Panel {
     row.total = 0.0f;
     float* const own = sums + q * problem.channels;
     for (std::size_t i = 0; i < problem.channels; i += kLanes) P::store(own + i, P::set(0.0f));
-  }
-
-  // ---- unpacking
-
-  // The rows of a block: those of its whole pieces of kTailSlots where they are, the others in the tail.
-  struct Block {
-    const std::uint8_t* rows;
-    const std::uint8_t* last;
-    std::size_t whole, count;  // slots: before the tail; all, a multiple of kTailSlots
-  };
-
-  Block block_of(const std::uint8_t* rows_of_block, std::size_t count) {
-    const std::size_t whole = count / kTailSlots * kTailSlots, padded = (count + kTailSlots - 1) / kTailSlots * kTailSlots;
-    if (whole < count) {
-      const std::size_t used = (count - whole) * problem.row_bytes, all = kTailSlots * problem.row_bytes;
-      for (std::size_t i = 0; i < used; ++i) tail[i] = rows_of_block[whole * problem.row_bytes + i];
-      for (std::size_t i = used; i < all; ++i) tail[i] = 0;
-    }
-    return {rows_of_block, tail, whole, padded};
-  }
-
-  // Runs body(rows, slot, until) for the slots where they are, then for those in the tail.
-  template <class Body>
-  GRAPHROT_INLINE static void both_parts(const Block& block, const Body& body) {
-    body(block.rows, std::size_t{0}, block.whole);
-    body(block.last, block.whole, block.count);
-  }
-
-  // What will be read after the block at hand: rows that other work is done beside, while they come.
-  struct Next {
-    const std::uint8_t* rows;
-    std::size_t bytes;
-
-    // Asks for part `part` of `parts`.
-    void ask(std::size_t part, std::size_t parts) const {
-      const std::size_t until = bytes * (part + 1) / parts;
-      for (std::size_t at = bytes * part / parts / kLine * kLine; at < until; at += kLine) P::prefetch(rows + at);
-    }
-  };
-
-  Next next_of(const std::uint8_t* rows_of_task, const std::uint8_t* after, std::size_t start) const {
-    const std::size_t next = start + kBlockSlots;
-    if (next >= task.last) return {after, after != nullptr ? task.next_bytes : 0};
-    const std::size_t left = task.last - next;
-    return {rows_of_task + next * problem.row_bytes, (left < kBlockSlots ? left : kBlockSlots) * problem.row_bytes};
-  }
-
-  // Steps, then bases. Word by word at first, which leaves the vector units to others.
-  void unpack_scales(const Block& block, float* steps) const {
-    const std::size_t stride = problem.row_bytes, codes_of_row = problem.code_bytes;
-    std::uint8_t* const words = reinterpret_cast<std::uint8_t*>(steps + kBlockSlots);
-    both_parts(block, [&](const std::uint8_t* from, std::size_t slot, std::size_t until) {
-      from += codes_of_row;
-      for (; slot < until; slot += 4, from += 4 * stride) {
-        for (std::size_t i = 0; i < 4; ++i) P::copy_word(from + i * stride, words + 4 * (slot + i));
-      }
-    });
-    for (std::size_t slot = 0; slot < block.count; slot += kLanes) {
-      const Int both = P::load_bytes(words + 4 * slot);
-      P::store(steps + slot, P::low_halves(both));
-      P::store(steps + kBlockSlots + slot, P::high_halves(both));
-    }
-  }
-
-  template <int Halves>
-  GRAPHROT_INLINE static void put_codes(std::uint8_t* to, std::size_t to_high, Int v) {
-    if constexpr (Halves == 1) {
-      P::store_bytes(to, v);
-    } else {
-      P::store_bytes(to, P::low_codes(v));
-      P::store_bytes(to + to_high, P::high_codes(v));
-    }
-  }
-
-  // Keys: [kLanes slots][channels / 4][kLanes].
-  template <int Halves>
-  void unpack_keys(const Block& block, const Next& next) const {
-    constexpr std::size_t kPiece = 4 * Halves * kVector;
-    const std::size_t stride = problem.row_bytes, bytes = problem.code_bytes;
-    std::uint8_t* to = codes;
-    both_parts(block, [&](const std::uint8_t* from, std::size_t slot, std::size_t until) {
-      for (; slot < until; slot += kLanes, from += kLanes * stride) {
-        next.ask(slot / kLanes, kBlockSlots / kLanes);
-        std::size_t at = 0;
-        for (; at + 2 * kPieceBytes <= bytes; at += 2 * kPieceBytes, to += 2 * kPiece) {
-          Int eight[8];
-          P::columns(from + at, stride, eight);
-          for (std::size_t k = 0; k < 8; ++k) put_codes<Halves>(to + k / 4 * kPiece + k % 4 * kVector, 4 * kVector, eight[k]);
-        }
-        if (at == bytes) continue;
-        for (std::size_t last = at + kPieceBytes <= bytes ? at : bytes - kPieceBytes;; last = bytes - kPieceBytes) {
-          Int four[4];
-          P::columns(from + last, stride, four);
-          for (std::size_t k = 0; k < 4; ++k) put_codes<Halves>(to + k * kVector, 4 * kVector, four[k]);
-          to += kPiece;
-          if (last + kPieceBytes == bytes) break;
-        }
-      }
-    });
-  }
-
-  // Values: [channels / kLanes][count / 4][kLanes].
-  template <int Halves>
-  void unpack_values(const Block& block, const Next& next) const {
-    constexpr std::size_t kVectors = Halves * kVectorsOfPiece;
-    const std::size_t stride = problem.row_bytes, depth = block.count / 4 * kVector, pieces = problem.pieces;
-    std::uint8_t* to = codes;
-    std::size_t piece = 0;
-    for (; (piece + 2) * kPieceBytes <= problem.code_bytes; piece += 2, to += 2 * kVectors * depth) {
-      std::uint8_t* at = to;
-      both_parts(block, [&](const std::uint8_t* from, std::size_t slot, std::size_t until) {
-        from += piece * kPieceBytes;
-        for (; slot < until; slot += 4, from += 4 * stride, at += kVector) {
-          next.ask(piece * (kBlockSlots / 8) + slot / 4, pieces * (kBlockSlots / 8));
-          Int wide[2 * kVectorsOfPiece];
-          P::across(from, stride, wide);
-          for (std::size_t v = 0; v < 2 * kVectorsOfPiece; ++v) {
-            const std::size_t place = v / kVectorsOfPiece * kVectors + v % kVectorsOfPiece;
-            put_codes<Halves>(at + place * depth, kVectorsOfPiece * depth, wide[v]);
-          }
-        }
-      });
-    }
-    for (; piece < pieces; ++piece, to += kVectors * depth) {
-      std::uint8_t* at = to;
-      both_parts(block, [&](const std::uint8_t* from, std::size_t slot, std::size_t until) {
-        from += offset_of(piece);
-        for (; slot < until; slot += 4, from += 4 * stride, at += kVector) {
-          Int wide[kVectorsOfPiece];
-          P::across(from, stride, wide);
-          for (std::size_t v = 0; v < kVectorsOfPiece; ++v) put_codes<Halves>(at + v * depth, kVectorsOfPiece * depth, wide[v]);
-        }
-      });
-    }
-  }
-
-  // ---- the product
-
-  template <int Rows, int Columns, class Sink>
-  GRAPHROT_INLINE static void tile(const std::uint8_t* bytes, std::size_t depth, const std::uint8_t* numbers,
-                                   std::size_t stride, const Sink& sink) {
-    typename P::Acc acc[Rows][Columns];
-    for (int r = 0; r < Rows; ++r) {
-      for (int c = 0; c < Columns; ++c) acc[r][c] = P::Acc::zero();
-    }
-    for (std::size_t k = 0; k < depth; k += 4, bytes += 4 * kVector, numbers += kRunBytes) {
-      for (int j = 0; j < 4; ++j) {
-        typename P::Code code[Columns];
-        for (int c = 0; c < Columns; ++c) {
-          code[c] = P::Code::load(bytes + static_cast<std::size_t>(c) * depth * kVector + static_cast<std::size_t>(j) * kVector);
-        }
-        for (int r = 0; r < Rows; ++r) {
-          const typename P::Number number = P::Number::load(numbers + static_cast<std::size_t>(r) * stride, j);
-          for (int c = 0; c < Columns; ++c) acc[r][c].add(code[c], number);
-        }
-      }
-    }
-    for (int r = 0; r < Rows; ++r) {
-      for (int c = 0; c < Columns; ++c) sink(r, c, acc[r][c].total());
-    }
-  }
-
-  template <int Rows, int Columns, class Sink>
-  static void columns_of(const std::uint8_t* bytes, std::size_t columns, std::size_t depth, const std::uint8_t* numbers,
-                         std::size_t stride, const Sink& sink) {
-    std::size_t column = 0;
-    for (; column + Columns <= columns; column += Columns) {
-      tile<Rows, Columns>(bytes + column * depth * kVector, depth, numbers, stride,
-                          [&](int r, int c, Float v) { sink(r, column + static_cast<std::size_t>(c), v); });
-    }
-    if constexpr (Columns > 1) {
-      if (column < columns) {
-        columns_of<Rows, Columns / 2>(bytes + column * depth * kVector, columns - column, depth, numbers, stride,
-                                      [&](int r, std::size_t c, Float v) { sink(r, column + c, v); });
-      }
-    }
-  }
-
-  // sink(row, column of kLanes, sums)
-  template <class Sink>
-  static void product(const std::uint8_t* bytes, std::size_t columns, std::size_t depth, const std::uint8_t* numbers,
-                      std::size_t stride, std::size_t count, const Sink& sink) {
-    for (std::size_t row = 0; row < count;) {
-      const std::size_t left = count - row;
-      const std::size_t rows = left >= 7 || left == 4 ? 4 : (left > 4 ? 3 : left);
-      const std::uint8_t* const from = numbers + row * stride;
-      const auto put = [&](int r, std::size_t column, Float v) { sink(row + static_cast<std::size_t>(r), column, v); };
-      switch (rows) {
-        case 1: columns_of<1, 4>(bytes, columns, depth, from, stride, put); break;
-        case 2: columns_of<2, P::kColumns>(bytes, columns, depth, from, stride, put); break;
-        case 3: columns_of<3, 2>(bytes, columns, depth, from, stride, put); break;
-        default: columns_of<4, 2>(bytes, columns, depth, from, stride, put);
-      }
-      row += rows;
-    }
   }
 
   // ---- softmax
@@ -428,16 +227,18 @@ struct Panel {
   template <int Halves>
   void attend(std::size_t start, std::size_t count) {
     const std::size_t channels = problem.channels;
-    const Block keys = block_of(task.keys + start * problem.row_bytes, count);
-    unpack_scales(keys, scales);
-    unpack_keys<Halves>(keys, next_of(task.keys, task.next_keys, start));
-    product(codes, keys.count / kLanes, channels / 4, queries, 2 * channels, task.count,
-            [this](std::size_t q, std::size_t column, Float v) { P::store(scores + q * kBlockSlots + column * kLanes, v); });
-    const Block values = block_of(task.values + start * problem.row_bytes, count);
-    unpack_scales(values, scales + 2 * kBlockSlots);
+    const auto keys = unpacking.block_of(task.keys + start * problem.row_bytes, count);
+    unpacking.unpack_scales(keys, scales);
+    unpacking.template unpack_keys<Halves>(keys, unpacking.next_of(task.keys, task.next_keys, start));
+    Product<P>::run(codes, keys.count / kLanes, channels / 4, queries, 2 * channels, task.count,
+                    [this](std::size_t q, std::size_t column, Float v) {
+                      P::store(scores + q * kBlockSlots + column * kLanes, v);
+                    });
+    const auto values = unpacking.block_of(task.values + start * problem.row_bytes, count);
+    unpacking.unpack_scales(values, scales + 2 * kBlockSlots);
     if (!weigh_all(start, values.count)) return;
-    unpack_values<Halves>(values, next_of(task.values, task.next_values, start));
-    product(codes, channels / kLanes, values.count / 4, weights, kBlockBytes, task.count,
+    unpacking.template unpack_values<Halves>(values, unpacking.next_of(task.values, task.next_values, start));
+    Product<P>::run(codes, channels / kLanes, values.count / 4, weights, kBlockBytes, task.count,
             [this, channels](std::size_t q, std::size_t column, Float v) {
               float* const to = sums + q * channels + column * kLanes;
               const Row& row = rows[q];
@@ -452,7 +253,8 @@ struct Panel {
     const float* from = sums + q * problem.channels;
     for (std::size_t piece = 0; piece < problem.pieces; ++piece) {
       for (std::size_t half = 0; half < halves; ++half, from += kPieceBytes) {
-        float* const to = task.sums + q * problem.format.head_size + half * problem.code_bytes + offset_of(piece);
+        float* const to =
+            task.sums + q * problem.format.head_size + half * problem.code_bytes + unpacking.offset_of(piece);
         for (std::size_t i = 0; i < kPieceBytes; i += kLanes) P::store(to + i, P::load(from + i));
       }
     }

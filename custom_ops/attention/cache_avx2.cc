@@ -26,7 +26,8 @@ void save(const float* from, void* to, std::size_t count) {
   for (; i < count; ++i) Avx2::put(from[i], elements + i);
 }
 
-constexpr unsigned kNan = 0x7e00u, kLargest = 0x7bffu, kSign = 0x8000u, kInfinity = 0x7c00u, kInfinityBits = 0x7f800000u;
+constexpr unsigned kNan = 0x7e00u, kLargest = 0x7bffu, kSign = 0x8000u, kInfinity = 0x7c00u,
+                   kInfinityBits = 0x7f800000u;
 
 unsigned saturated(float value) {
   Half half;
@@ -81,8 +82,8 @@ void store(const CacheFormat& format, const float* z, std::uint8_t* row) {
     clear(row, codes);
     return put(row + codes, 0, kNan);
   }
-  const float levels = format.bits == 4 ? 15.0f : 255.0f, least = reduced(low, false) + 0.0f;  // no negative zero
-  const unsigned step_bits = saturated((reduced(high, true) - least) / levels), base_bits = saturated(least);
+  const float levels = format.bits == 4 ? 15.0f : 255.0f, least = reduced(low, false) + 0.0f;  // no negative zeros
+  const unsigned step_bits = saturated((reduced(high, true) - least + 0.0f) / levels), base_bits = saturated(least);
   put(row + codes, step_bits, base_bits);
   if (step_bits == 0) return clear(row, codes);
   const float step = Avx2::one(Half{static_cast<std::uint16_t>(step_bits)});

@@ -55,9 +55,9 @@ void store(const CacheFormat& format, const float* z, std::uint8_t* row) {
     put(row + codes + 2, Half{kNan});
     return;
   }
-  low += 0.0f;  // no negative zero
+  low += 0.0f;  // no negative zeros
   const float levels = format.bits == 4 ? 15.0f : 255.0f;
-  const Half step_bits = saturated((high - low) / levels), base_bits = saturated(low);
+  const Half step_bits = saturated((high - low + 0.0f) / levels), base_bits = saturated(low);
   const float step = to_float(step_bits), base = to_float(base_bits);
   put(row + codes, step_bits);
   put(row + codes + 2, base_bits);

@@ -14,52 +14,9 @@
 
 #include "matmul/fused.h"
 #include "tests/check.h"
+#include "tests/counted.h"
 #include "tests/product_case.h"
 #include "tests/transforms.h"
-
-namespace {
-
-std::atomic<std::size_t> live_bytes{0}, most_bytes{0};
-
-// In front of what is handed out: how large it is.
-constexpr std::size_t kHeader = 64;
-
-void* counted(std::size_t bytes) {
-  auto* raw = static_cast<unsigned char*>(std::malloc(bytes + kHeader));
-  if (raw == nullptr) throw std::bad_alloc();
-  std::memcpy(raw, &bytes, sizeof bytes);
-  const std::size_t now = live_bytes += bytes;
-  std::size_t most = most_bytes;
-  while (now > most && !most_bytes.compare_exchange_weak(most, now)) {
-  }
-  return raw + kHeader;
-}
-
-void uncount(void* memory) noexcept {
-  if (memory == nullptr) return;
-  auto* raw = static_cast<unsigned char*>(memory) - kHeader;
-  std::size_t bytes;
-  std::memcpy(&bytes, raw, sizeof bytes);
-  live_bytes -= bytes;
-  std::free(raw);
-}
-
-}  // namespace
-
-void* operator new(std::size_t bytes) { return counted(bytes); }
-void* operator new[](std::size_t bytes) { return counted(bytes); }
-void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {  // std::stable_sort takes this one
-  try {
-    return counted(bytes);
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
-}
-void operator delete(void* memory, const std::nothrow_t&) noexcept { uncount(memory); }
-void operator delete(void* memory) noexcept { uncount(memory); }
-void operator delete[](void* memory) noexcept { uncount(memory); }
-void operator delete(void* memory, std::size_t) noexcept { uncount(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { uncount(memory); }
 
 using namespace graphrot;
 using test::Case;
@@ -184,11 +141,11 @@ void check_memory(Isa isa) {
   EXPECT(row_floats <= 4 * kChannels * sizeof(float), "%s: floats of at most four rows: %zu", isa_name(isa), row_floats);
   EXPECT(weight_panel < 64 * kChannels * sizeof(float) / 2, "%s: no tile of weights in float: %zu", isa_name(isa), weight_panel);
 
-  const std::size_t before = live_bytes;
-  most_bytes = before;
+  const std::size_t before = test::live_bytes;
+  test::most_bytes = before;
   ScratchPool pool;
   product.run(x.data(), kRows, y.data(), pool, in_order);
-  const std::size_t used = most_bytes - before;
+  const std::size_t used = test::most_bytes - before;
   const std::size_t codes = kPanel * kChannels, sums = kPanel * (kChannels / 128 + 16) * sizeof(float);
   const std::size_t larger = row_floats > weight_panel ? row_floats : weight_panel;
   EXPECT(used <= codes + sums + larger + 4096, "%s: %zu bytes, of which codes are %zu", isa_name(isa), used, codes);
