@@ -4,7 +4,8 @@
 
 Each runs one node, in turns, with past and present in one buffer of fixed capacity, so that nobody copies its cache.
 RotatedAttention rotates queries and keys and stores the new ones by token and head; GroupQueryAttention rotates nothing
-and has one scale for the whole cache. Ratios over 1: RotatedAttention is faster. One thread: its CPU time; two: wall time.
+and has one scale for the whole cache. Ratios over 1: RotatedAttention is faster. One thread: its CPU time; two: wall
+time.
 """
 
 from __future__ import annotations

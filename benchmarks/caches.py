@@ -1,4 +1,4 @@
-"""Models of one attention node with a cache of fixed capacity: RotatedAttention, and ONNX Runtime's GroupQueryAttention.
+"""Models of one attention node with a cache of fixed capacity: RotatedAttention, and GroupQueryAttention.
 
 Each has the same keys and values behind it, in its own form, and past and present in one buffer, as a decoder's loop
 binds them: nobody copies a cache.
@@ -114,7 +114,9 @@ class Caches:
             attributes += [ir.AttrString(f"{which}_quant_type", "PER_TENSOR") for which in "kv"]
             attributes.append(ir.AttrInt64("kv_cache_bit_width", bits))
         outputs = [ir.Value(name="output", type=ir.TensorType(ir.DataType.FLOAT), shape=inputs[0].shape)]
-        outputs += [ir.Value(name=f"present_{name}", type=inputs[3].type, shape=inputs[3].shape) for name in ("key", "value")]
+        outputs += [
+            ir.Value(name=f"present_{name}", type=inputs[3].type, shape=inputs[3].shape) for name in ("key", "value")
+        ]
         return _model(inputs, ir.Node("com.microsoft", "GroupQueryAttention", taken, attributes, outputs=outputs))
 
 

@@ -112,7 +112,9 @@ struct Lanes512 {
  private:
   // 32 bytes of each.
   static Int two_rows(const std::uint8_t* rows, std::size_t stride) {
-    const auto row = [&](std::size_t i) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows + i * stride)); };
+    const auto row = [&](std::size_t i) {
+      return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows + i * stride));
+    };
     return _mm512_inserti64x4(_mm512_castsi256_si512(row(0)), row(1), 1);
   }
 
@@ -134,7 +136,9 @@ struct Lanes512 {
   }
 
   static Int four_rows(const std::uint8_t* rows, std::size_t stride) {
-    const auto row = [&](std::size_t i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + i * stride)); };
+    const auto row = [&](std::size_t i) {
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + i * stride));
+    };
     const Int two = _mm512_inserti32x4(_mm512_castsi128_si512(row(0)), row(1), 1);
     return _mm512_inserti32x4(_mm512_inserti32x4(two, row(2), 2), row(3), 3);
   }

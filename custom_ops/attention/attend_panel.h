@@ -30,7 +30,8 @@ constexpr float kNanFloat = std::numeric_limits<float>::quiet_NaN();
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 // 2^r for |r| <= 1/2, within 8e-8 of it (a minimax polynomial, the highest power first).
 constexpr int kTerms = 6;
-constexpr float kPower[kTerms] = {0.0013276472f, 0.00967554133f, 0.0555071327f, 0.240221197f, 0.693146967f, 1.00000007f};
+constexpr float kPower[kTerms] = {0.0013276472f, 0.00967554133f, 0.0555071327f,
+                                  0.240221197f,  0.693146967f,   1.00000007f};
 constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: adding it rounds, and the low bits are the whole number
 constexpr float kLeast = -86.0f;       // of exponents: no product of a weight with a step is subnormal
 
@@ -56,7 +57,8 @@ struct Panel {
   Row* rows;
   std::size_t halves;
 
-  Panel(const AttendProblem& p, const AttendTask& t, void* scratch) : problem(p), task(t), unpacking{p, t, nullptr, nullptr} {
+  Panel(const AttendProblem& p, const AttendTask& t, void* scratch)
+      : problem(p), task(t), unpacking{p, t, nullptr, nullptr} {
     auto* const memory = static_cast<std::uint8_t*>(scratch);
     codes = memory + p.scratch.codes;
     queries = memory + p.scratch.queries;
@@ -229,7 +231,9 @@ struct Panel {
     unpacking.unpack_scales(keys, scales);
     unpacking.template unpack_keys<Halves>(keys, unpacking.next_of(task.keys, task.next_keys, start));
     Product<P>::run(codes, keys.count / kLanes, channels / 4, queries, 2 * channels, task.count,
-            [this](std::size_t q, std::size_t column, Float v) { P::store(scores + q * kBlockSlots + column * kLanes, v); });
+                    [this](std::size_t q, std::size_t column, Float v) {
+                      P::store(scores + q * kBlockSlots + column * kLanes, v);
+                    });
     const auto values = unpacking.block_of(task.values + start * problem.row_bytes, count);
     unpacking.unpack_scales(values, scales + 2 * kBlockSlots);
     if (!weigh_all(start, values.count)) return;
@@ -249,7 +253,8 @@ struct Panel {
     const float* from = sums + q * problem.channels;
     for (std::size_t piece = 0; piece < problem.pieces; ++piece) {
       for (std::size_t half = 0; half < halves; ++half, from += kPieceBytes) {
-        float* const to = task.sums + q * problem.format.head_size + half * problem.code_bytes + unpacking.offset_of(piece);
+        float* const to =
+            task.sums + q * problem.format.head_size + half * problem.code_bytes + unpacking.offset_of(piece);
         for (std::size_t i = 0; i < kPieceBytes; i += kLanes) P::store(to + i, P::load(from + i));
       }
     }

@@ -29,7 +29,8 @@ struct Product {
       for (int j = 0; j < 4; ++j) {
         typename P::Code code[Columns];
         for (int c = 0; c < Columns; ++c) {
-          code[c] = P::Code::load(bytes + static_cast<std::size_t>(c) * depth * kVector + static_cast<std::size_t>(j) * kVector);
+          code[c] = P::Code::load(bytes + static_cast<std::size_t>(c) * depth * kVector +
+                                  static_cast<std::size_t>(j) * kVector);
         }
         for (int r = 0; r < Rows; ++r) {
           const typename P::Number number = P::Number::load(numbers + static_cast<std::size_t>(r) * stride, j);

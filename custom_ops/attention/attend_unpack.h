@@ -36,7 +36,8 @@ struct Unpacking {
   };
 
   Block block_of(const std::uint8_t* rows_of_block, std::size_t count) {
-    const std::size_t whole = count / kTailSlots * kTailSlots, padded = (count + kTailSlots - 1) / kTailSlots * kTailSlots;
+    const std::size_t whole = count / kTailSlots * kTailSlots,
+                      padded = (count + kTailSlots - 1) / kTailSlots * kTailSlots;
     if (whole < count) {
       const std::size_t used = (count - whole) * problem.row_bytes, all = kTailSlots * problem.row_bytes;
       for (std::size_t i = 0; i < used; ++i) tail[i] = rows_of_block[whole * problem.row_bytes + i];
@@ -111,7 +112,8 @@ struct Unpacking {
         for (; at + 2 * kPieceBytes <= bytes; at += 2 * kPieceBytes, to += 2 * kPiece) {
           Int eight[8];
           P::columns(from + at, stride, eight);
-          for (std::size_t k = 0; k < 8; ++k) put_codes<Halves>(to + k / 4 * kPiece + k % 4 * kVector, 4 * kVector, eight[k]);
+          for (std::size_t k = 0; k < 8; ++k)
+            put_codes<Halves>(to + k / 4 * kPiece + k % 4 * kVector, 4 * kVector, eight[k]);
         }
         if (at == bytes) continue;
         for (std::size_t last = at + kPieceBytes <= bytes ? at : bytes - kPieceBytes;; last = bytes - kPieceBytes) {
@@ -154,7 +156,8 @@ struct Unpacking {
         for (; slot < until; slot += 4, from += 4 * stride, at += kVector) {
           Int wide[kVectorsOfPiece];
           P::across(from, stride, wide);
-          for (std::size_t v = 0; v < kVectorsOfPiece; ++v) put_codes<Halves>(at + v * depth, kVectorsOfPiece * depth, wide[v]);
+          for (std::size_t v = 0; v < kVectorsOfPiece; ++v)
+            put_codes<Halves>(at + v * depth, kVectorsOfPiece * depth, wide[v]);
         }
       });
     }

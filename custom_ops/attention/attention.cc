@@ -39,12 +39,13 @@ Attention::Attention(const AttentionForm& form, std::unique_ptr<HadamardTransfor
       problem_(attend_problem(form.format, form.score_scale, form.softcap)),
       attend_(attend_kernel(problem_, isa)) {
   if (form.kv_heads == 0 || form.heads == 0 || form.heads % form.kv_heads != 0) {
-    throw std::invalid_argument("attribute 'num_heads' is " + std::to_string(form.heads) + ", which is no multiple of 'kv_num_heads' " +
-                                std::to_string(form.kv_heads));
+    throw std::invalid_argument("attribute 'num_heads' is " + std::to_string(form.heads) +
+                                ", which is no multiple of 'kv_num_heads' " + std::to_string(form.kv_heads));
   }
   const std::size_t size = form.format.head_size;
   if (size == 0 || size % 2 != 0) {
-    throw std::invalid_argument("attribute 'head_size' is " + std::to_string(size) + "; it must be even and at least 2");
+    throw std::invalid_argument("attribute 'head_size' is " + std::to_string(size) +
+                                "; it must be even and at least 2");
   }
   if (form.format.bits != 4 && form.format.bits != 8) {
     throw std::invalid_argument("attribute 'bits' is " + std::to_string(form.format.bits) + "; it must be 4 or 8");
@@ -58,7 +59,8 @@ Attention::Attention(const AttentionForm& form, std::unique_ptr<HadamardTransfor
                                 "; it must be at least 0, or -1 for none");
   }
   if (rotation_ != nullptr && size % rotation_->problem().size != 0) {
-    throw std::invalid_argument("attribute 'head_size' is " + std::to_string(size) + ", which is no multiple of the transform's size " +
+    throw std::invalid_argument("attribute 'head_size' is " + std::to_string(size) +
+                                ", which is no multiple of the transform's size " +
                                 std::to_string(rotation_->problem().size));
   }
 }
@@ -68,17 +70,18 @@ void check_attention_call(const AttentionCall& call) {
     const std::int64_t used = std::int64_t{call.last_slots[row]} + 1;
     const auto slots = static_cast<std::int64_t>(call.slots), tokens = static_cast<std::int64_t>(call.tokens);
     if (used < 0 || used > slots) {
-      throw std::invalid_argument("input 'seqlens_k' is " + std::to_string(used - 1) + " for row " + std::to_string(row) +
-                                  ": the cache has " + std::to_string(slots) + " slots, so it must be from -1 to " +
-                                  std::to_string(slots - 1));
+      throw std::invalid_argument("input 'seqlens_k' is " + std::to_string(used - 1) + " for row " +
+                                  std::to_string(row) + ": the cache has " + std::to_string(slots) +
+                                  " slots, so it must be from -1 to " + std::to_string(slots - 1));
     }
     if (tokens > slots) {
-      throw std::invalid_argument("the cache has " + std::to_string(slots) + " slots, too few for " + std::to_string(tokens) +
-                                  " new tokens");
+      throw std::invalid_argument("the cache has " + std::to_string(slots) + " slots, too few for " +
+                                  std::to_string(tokens) + " new tokens");
     }
     if (call.mask.data != nullptr && start_of(call, row) + call.tokens > call.mask.slots) {
-      throw std::invalid_argument("input 'mask' has " + std::to_string(call.mask.slots) + " slots in its last axis, and row " +
-                                  std::to_string(row) + " uses " + std::to_string(start_of(call, row) + call.tokens));
+      throw std::invalid_argument("input 'mask' has " + std::to_string(call.mask.slots) +
+                                  " slots in its last axis, and row " + std::to_string(row) + " uses " +
+                                  std::to_string(start_of(call, row) + call.tokens));
     }
   }
 }
@@ -112,10 +115,12 @@ void Attention::store(const AttentionCall& call, std::size_t chunk, std::size_t 
   store_rows(call, row, token, count, call.value, nullptr, scratch, call.present_value);
 }
 
-void Attention::store_rows(const AttentionCall& call, std::size_t row, std::size_t token, std::size_t count, const void* from,
-                           const HadamardProblem* rotation, float* scratch, std::uint8_t* present) const {
+void Attention::store_rows(const AttentionCall& call, std::size_t row, std::size_t token, std::size_t count,
+                           const void* from, const HadamardProblem* rotation, float* scratch,
+                           std::uint8_t* present) const {
   const std::size_t size = form_.format.head_size, heads = form_.kv_heads, width = heads * size;
-  const auto* const first = static_cast<const unsigned char*>(from) + (row * call.tokens + token) * width * element_bytes_;
+  const auto* const first =
+      static_cast<const unsigned char*>(from) + (row * call.tokens + token) * width * element_bytes_;
   cache_.load[element_](first, scratch, count * width);
   if (rotation != nullptr) {
     rotate_(*rotation, scratch, scratch, count * width / rotation->size, scratch + aligned(count * width));
@@ -173,7 +178,8 @@ void* Attention::output_of(const AttentionCall& call, const Tile& tile, std::siz
   return static_cast<unsigned char*>(call.output) + place * form_.format.head_size * element_bytes_;
 }
 
-void Attention::attend(const AttentionCall& call, const Cut& cut, std::size_t task, float* partials, ScratchPool& pool) const {
+void Attention::attend(const AttentionCall& call, const Cut& cut, std::size_t task, float* partials,
+                       ScratchPool& pool) const {
   const std::size_t run = partials != nullptr ? task % cut.runs : 0;
   const Tile tile = tile_of(cut, partials != nullptr ? task / cut.runs : task);
   const std::size_t size = form_.format.head_size, work = problem_.scratch.bytes;
@@ -190,13 +196,15 @@ void Attention::attend(const AttentionCall& call, const Cut& cut, std::size_t ta
   for (std::size_t q = 0; q < tile.count; ++q) {
     const std::size_t token = (tile.first + q) / group_, head = tile.head * group_ + (tile.first + q) % group_;
     const std::size_t place = (tile.row * call.tokens + token) * form_.heads + head;
-    cache_.load[element_](static_cast<const unsigned char*>(call.query) + place * size * element_bytes_, query + q * size, size);
+    cache_.load[element_](static_cast<const unsigned char*>(call.query) + place * size * element_bytes_,
+                          query + q * size, size);
     const Slots slots = visible(call, tile.row, token);
     all.first = slots.first < all.first ? slots.first : all.first;
     all.last = slots.last > all.last ? slots.last : all.last;
     const AttentionMask& mask = call.mask;
-    const float* const added =
-        mask.data == nullptr ? nullptr : mask.data + tile.row * mask.by_row + head * mask.by_head + token * mask.by_query;
+    const float* const added = mask.data == nullptr
+                                   ? nullptr
+                                   : mask.data + tile.row * mask.by_row + head * mask.by_head + token * mask.by_query;
     each[q] = {query + q * size, added, slots.first, slots.last};
   }
   if (rotation_ != nullptr) {
@@ -243,7 +251,8 @@ void Attention::merge(const AttentionCall& call, const Cut& cut, std::size_t tas
   float* const runs = partials + task * cut.runs * own;
   for (std::size_t q = 0; q < tile.count; ++q) {
     float largest = runs[q];
-    for (std::size_t run = 1; run < cut.runs; ++run) largest = runs[run * own + q] > largest ? runs[run * own + q] : largest;
+    for (std::size_t run = 1; run < cut.runs; ++run)
+      largest = runs[run * own + q] > largest ? runs[run * own + q] : largest;
     float total = 0.0f;
     float* const to = runs + sums + q * size;
     for (std::size_t run = 0; run < cut.runs; ++run) {

@@ -1,4 +1,4 @@
-// Rows of the cache: one token of one head as codes, then a float16 step and a float16 base. value = base + step * code.
+// Rows of the cache: one token of one head as codes, a float16 step and a float16 base. value = base + step * code.
 //   4 bits: byte i = code[i] | code[i + D/2] << 4;   8 bits: byte i = code[i];   then step, base (little endian).
 #pragma once
 

@@ -26,7 +26,8 @@ void save(const float* from, void* to, std::size_t count) {
   for (; i < count; ++i) Avx2::put(from[i], elements + i);
 }
 
-constexpr unsigned kNan = 0x7e00u, kLargest = 0x7bffu, kSign = 0x8000u, kInfinity = 0x7c00u, kInfinityBits = 0x7f800000u;
+constexpr unsigned kNan = 0x7e00u, kLargest = 0x7bffu, kSign = 0x8000u, kInfinity = 0x7c00u,
+                   kInfinityBits = 0x7f800000u;
 
 unsigned saturated(float value) {
   Half half;

@@ -17,14 +17,15 @@ using ort::KernelContext;
 using ort::KernelInfo;
 
 enum Input : std::size_t { kQuery, kKey, kValue, kPastKey, kPastValue, kSeqlens, kTotal, kMask };
-constexpr const char* kInputNames[] = {"query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length", "mask"};
+constexpr const char* kInputNames[] = {
+    "query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length", "mask"};
 constexpr std::int64_t kMostHeads = 1 << 16, kLargestHead = 1 << 16;  // so that no product of sizes overflows
 
 using Shape = std::vector<std::int64_t>;
 
 [[noreturn]] void refuse(Input input, const Shape& found, const std::string& wanted) {
-  throw std::invalid_argument("input '" + std::string(kInputNames[input]) + "' has the shape " + ort::words(found) + "; it must be " +
-                              wanted);
+  throw std::invalid_argument("input '" + std::string(kInputNames[input]) + "' has the shape " + ort::words(found) +
+                              "; it must be " + wanted);
 }
 
 struct Tensor {
@@ -46,7 +47,8 @@ void* make_output(const Api& api, KernelContext* context, std::size_t index, con
   return ort::mutable_data_of(api, value);
 }
 
-const void* read_shaped(const Api& api, const KernelContext* context, Input input, const Shape& shape, const char* meaning) {
+const void* read_shaped(const Api& api, const KernelContext* context, Input input, const Shape& shape,
+                        const char* meaning) {
   const Tensor tensor = read_input(api, context, input);
   if (tensor.shape != shape) refuse(input, tensor.shape, std::string(meaning) + " = " + ort::words(shape));
   return tensor.data;
@@ -59,7 +61,8 @@ std::int64_t elements(const Shape& shape) {
 }
 
 // An extent of 1 stands for all.
-AttentionMask read_mask(const Api& api, const KernelContext* context, std::int64_t batch, std::int64_t heads, std::int64_t tokens) {
+AttentionMask read_mask(const Api& api, const KernelContext* context, std::int64_t batch, std::int64_t heads,
+                        std::int64_t tokens) {
   const Tensor tensor = read_input(api, context, kMask);
   const Shape& shape = tensor.shape;
   const std::int64_t wanted[] = {batch, heads, tokens};
@@ -96,8 +99,8 @@ AttentionNode read_attention_node(const Api& api, const KernelInfo* info) {
   form.causal = ort::attribute_in_range(api, info, "causal", 0, 1) != 0;
   const auto bytes = static_cast<std::int64_t>(row_bytes(form.format));
   if (const std::int64_t said = ort::attribute_int(api, info, "row_bytes"); said != bytes) {
-    throw std::invalid_argument("attribute 'row_bytes' is " + std::to_string(said) + ", and by 'head_size' and 'bits' a row has " +
-                                std::to_string(bytes));
+    throw std::invalid_argument("attribute 'row_bytes' is " + std::to_string(said) +
+                                ", and by 'head_size' and 'bits' a row has " + std::to_string(bytes));
   }
   const bool rotate = ort::attribute_in_range(api, info, "rotate", 0, 1) != 0;
   std::unique_ptr<HadamardTransform> rotation(new HadamardTransform(read_transform(api, info)));

@@ -19,6 +19,7 @@ struct AttentionNode {
 AttentionNode read_attention_node(const ort::Api& api, const ort::KernelInfo* info);
 
 // The inputs of a call and room for its outputs, checked. Throws std::invalid_argument in words for people.
-AttentionCall read_attention_call(const ort::Api& api, ort::KernelContext* context, const AttentionForm& form, bool masked);
+AttentionCall read_attention_call(const ort::Api& api, ort::KernelContext* context, const AttentionForm& form,
+                                  bool masked);
 
 }  // namespace graphrot

@@ -68,8 +68,8 @@ std::int64_t attribute_in_range(const Api& api, const KernelInfo* info, const ch
                                 std::int64_t most) {
   const std::int64_t value = attribute_int(api, info, name);
   if (value >= least && value <= most) return value;
-  throw std::invalid_argument("attribute '" + std::string(name) + "' is " + std::to_string(value) + "; it must be from " +
-                              std::to_string(least) + " to " + std::to_string(most));
+  throw std::invalid_argument("attribute '" + std::string(name) + "' is " + std::to_string(value) +
+                              "; it must be from " + std::to_string(least) + " to " + std::to_string(most));
 }
 
 std::vector<std::int64_t> attribute_ints(const Api& api, const KernelInfo* info, const char* name) {

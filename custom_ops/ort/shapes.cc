@@ -49,14 +49,16 @@ void write_output(const Api& api, const ShapeInferContext* context, std::size_t 
 }
 
 // The shape, with the type of `like`.
-void write_made(const Api& api, const ShapeInferContext* context, std::size_t index, const TensorInfo* like, Shape* shape) {
+void write_made(const Api& api, const ShapeInferContext* context, std::size_t index, const TensorInfo* like,
+                Shape* shape) {
   ElementType type = kUndefined;
   check(api, api.call<slot::GetTensorElementType>(like, &type));
   TensorInfo* raw = nullptr;
   check(api, api.call<slot::CreateTensorTypeAndShapeInfo>(&raw));
   const std::unique_ptr<TensorInfo, InfoRelease> made(raw, InfoRelease{api});
   check(api, api.call<slot::SetTensorElementType>(raw, type));
-  check(api, api.call<slot::SetDimensions>(raw, static_cast<const std::int64_t*>(shape->sizes.data()), shape->sizes.size()));
+  check(api,
+        api.call<slot::SetDimensions>(raw, static_cast<const std::int64_t*>(shape->sizes.data()), shape->sizes.size()));
   shape->write_names(api, raw);
   write_output(api, context, index, raw);
 }
@@ -86,7 +88,8 @@ void pass_shape_on_with_last(const Api& api, ShapeInferContext* context, const c
   write_made(api, seen, 0, info, &shape);
 }
 
-void pass_shape_on_but(const Api& api, ShapeInferContext* context, std::size_t input, std::size_t output, std::size_t axis) {
+void pass_shape_on_but(const Api& api, ShapeInferContext* context, std::size_t input, std::size_t output,
+                       std::size_t axis) {
   TensorInfo* info = nullptr;
   Shape shape;
   if (!read_input(api, context, input, &info, &shape) || axis >= shape.sizes.size()) return;

@@ -14,6 +14,7 @@ void pass_shape_on(const Api& api, ShapeInferContext* context);
 void pass_shape_on_with_last(const Api& api, ShapeInferContext* context, const char* name);
 
 // Output `output` has the shape of input `input`, but for one axis, whose extent is not known.
-void pass_shape_on_but(const Api& api, ShapeInferContext* context, std::size_t input, std::size_t output, std::size_t axis);
+void pass_shape_on_but(const Api& api, ShapeInferContext* context, std::size_t input, std::size_t output,
+                       std::size_t axis);
 
 }  // namespace graphrot::ort

@@ -125,7 +125,8 @@ struct AttentionCase {
     call.last_slots = shape.lasts().data();
     call.output = output.data();
     const std::size_t by_query = shape.mask_by_query ? used() : 0, queries = shape.mask_by_query ? shape.tokens : 1;
-    const std::size_t by_head = shape.mask_by_head ? used() * queries : 0, heads = shape.mask_by_head ? shape.heads() : 1;
+    const std::size_t by_head = shape.mask_by_head ? used() * queries : 0,
+                      heads = shape.mask_by_head ? shape.heads() : 1;
     call.mask = {mask.empty() ? nullptr : mask.data(), used() * queries * heads, by_head, by_query, used()};
   }
 
@@ -218,7 +219,8 @@ Expected expected(const AttentionCase<T>& c) {
           if (cap > 0) score = cap * std::tanh(score / cap);
           scores.push_back(score + added);
           seen.push_back(j);
-          result.spread = std::fmax(result.spread, peak / 32639 * std::sqrt(norm) * static_cast<double>(form.score_scale));
+          result.spread =
+              std::fmax(result.spread, peak / 32639 * std::sqrt(norm) * static_cast<double>(form.score_scale));
         }
         double top = -std::numeric_limits<double>::infinity(), total = 0;
         for (const double score : scores) top = score > top || std::isnan(score) ? score : top;

@@ -33,9 +33,9 @@ const auto on_three_threads = [](std::size_t count, const auto& task) {
 };
 
 std::string words(const AttentionShape& s) {
-  return "heads " + std::to_string(s.kv_heads) + "/" + std::to_string(s.group) + "/" + std::to_string(s.head_size) + ", " +
-         std::to_string(s.bits) + " bits, batch " + std::to_string(s.batch) + ", tokens " + std::to_string(s.tokens) +
-         ", past " + std::to_string(s.past_slots);
+  return "heads " + std::to_string(s.kv_heads) + "/" + std::to_string(s.group) + "/" + std::to_string(s.head_size) +
+         ", " + std::to_string(s.bits) + " bits, batch " + std::to_string(s.batch) + ", tokens " +
+         std::to_string(s.tokens) + ", past " + std::to_string(s.past_slots);
 }
 
 template <class T>
@@ -84,8 +84,10 @@ void check_cache(Isa isa, const AttentionCase<T>& c) {
         cache_scalar().store(s.format(), v.data(), value.data());
       } else if (j < s.past_slots) {
         const std::size_t from = (place * s.past_slots + j) * row;
-        key.assign(c.past_key.begin() + static_cast<std::ptrdiff_t>(from), c.past_key.begin() + static_cast<std::ptrdiff_t>(from + row));
-        value.assign(c.past_value.begin() + static_cast<std::ptrdiff_t>(from), c.past_value.begin() + static_cast<std::ptrdiff_t>(from + row));
+        key.assign(c.past_key.begin() + static_cast<std::ptrdiff_t>(from),
+                   c.past_key.begin() + static_cast<std::ptrdiff_t>(from + row));
+        value.assign(c.past_value.begin() + static_cast<std::ptrdiff_t>(from),
+                     c.past_value.begin() + static_cast<std::ptrdiff_t>(from + row));
       }
       const std::size_t at = (place * s.slots() + j) * row;
       if (std::memcmp(key.data(), c.present_key.data() + at, row) != 0) ++wrong;
@@ -240,14 +242,16 @@ void check_in_place(Isa isa) {
     const auto row = static_cast<std::ptrdiff_t>(s.row());
     for (std::ptrdiff_t place = 0; place < 4; ++place) {
       std::copy_n(grown.past_key.begin() + place * 261 * row, 261 * row, fixed.present_key.begin() + place * 290 * row);
-      std::copy_n(grown.past_value.begin() + place * 261 * row, 261 * row, fixed.present_value.begin() + place * 290 * row);
+      std::copy_n(grown.past_value.begin() + place * 261 * row, 261 * row,
+                  fixed.present_value.begin() + place * 290 * row);
     }
     fixed.in_place();
     fixed.run(isa);
     EXPECT(grown.output == fixed.output, "%s, %d bits: in place as grown", isa_name(isa), bits);
     for (std::ptrdiff_t place = 0; place < 4; ++place) {
       const auto same = [&](const std::vector<std::uint8_t>& a, const std::vector<std::uint8_t>& b) {
-        return std::equal(a.begin() + place * 266 * row, a.begin() + (place + 1) * 266 * row, b.begin() + place * 290 * row);
+        return std::equal(a.begin() + place * 266 * row, a.begin() + (place + 1) * 266 * row,
+                          b.begin() + place * 290 * row);
       };
       EXPECT(same(grown.present_key, fixed.past_key), "%s: keys of %td", isa_name(isa), place);
       EXPECT(same(grown.present_value, fixed.past_value), "%s: values of %td", isa_name(isa), place);
@@ -325,7 +329,8 @@ void check_not_finite(Isa isa) {
     check_cache(isa, c);
     for (std::size_t i = 0; i < c.output.size(); ++i) {
       const std::size_t token = i / (s.heads() * s.head_size), head = i / s.head_size % s.heads();
-      EXPECT(std::isnan(c.output[i]) == (token >= 4 && head >= s.group), "%s: token %zu, head %zu", isa_name(isa), token, head);
+      EXPECT(std::isnan(c.output[i]) == (token >= 4 && head >= s.group), "%s: token %zu, head %zu", isa_name(isa),
+             token, head);
     }
   }
   AttentionCase<float> c(s);

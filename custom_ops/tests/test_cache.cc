@@ -116,7 +116,8 @@ void check_elements(Isa isa) {
     kernels.load[static_cast<int>(Kind<T>::element)](from.data(), floats.data(), count);
     for (std::size_t i = 0; i < count; ++i) EXPECT(floats[i] == to_float(from[i]), "%s: element %zu", isa_name(isa), i);
     kernels.save[static_cast<int>(Kind<T>::element)](floats.data(), back.data(), count);
-    EXPECT(std::memcmp(from.data(), back.data(), count * sizeof(T)) == 0, "%s: %zu elements back", isa_name(isa), count);
+    EXPECT(std::memcmp(from.data(), back.data(), count * sizeof(T)) == 0, "%s: %zu elements back", isa_name(isa),
+           count);
   }
 }
 
