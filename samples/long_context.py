@@ -1,6 +1,6 @@
 """A sentence in a long text, found again by a model with a quantized key/value cache, in plain onnxruntime.
 
-    graphrot convert demo -o OUT --kv int4
+    graphrot convert demo -o OUT --recipe rotate-only --kv int4
     python samples/long_context.py OUT ["a sentence to hide" "its beginning" [TOKENS]]
 
 OUT is a folder with model.onnx and tokenizer.json. The text is what Python's own help says, cut to TOKENS tokens

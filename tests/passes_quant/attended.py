@@ -1,6 +1,6 @@
 """Small decoders whose attention is written in different ways, and how they are run with either kind of cache.
 
-Two layers, 4 query heads, 2 heads of keys and values of 8 channels; positions turn a part of a head. Nothing says
+4 query heads, 2 heads of keys and values of 8 channels; positions turn a part of a head. Nothing says
 in its name what it is.
 """
 
@@ -37,7 +37,7 @@ class Written:
     window: int = 0
     softcap: float = 0.0
     late_scale: bool = False
-    layers: int = 2
+    layers: int = 1
     groups: int = GROUPS
 
 
