@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
 
 import onnx_ir as ir
 
@@ -10,27 +12,39 @@ from graphrot.analysis.cached.find import find_attention
 from graphrot.analysis.types import AttentionSites, Facts, Refusal
 from graphrot.errors import InputRefused
 from graphrot.ops.rotated_attention import row_bytes
+from graphrot.passes.quantize_grouped import obstacle
+from graphrot.progress import Progress, silent
 from graphrot.recipe import Recipe
 
 _OURS_NOTE = (
     "attention reads the {bits}-bit cache directly with graphrot's library (graphrot.register); without it the model "
     "answers alike, and decodes the cache in each call"
 )
+_STOCK_NOTE = (
+    "GroupQueryAttention reads the quantized cache: this needs a recent ONNX Runtime (1.32 runs it, 1.20 does not load "
+    "it), and takes a batch of more than one row only as a prompt without a past, or token by token"
+)
 _CHANGED_NOTE = "the key/value cache is {form}: caches of the source's type do not fit"
 
 
-def find_sites(model: ir.Model, facts: Facts, *, allow_partial: bool) -> AttentionSites:
+def find_sites(
+    model: ir.Model, facts: Facts, recipe: Recipe, *, allow_partial: bool, progress: Progress = silent
+) -> AttentionSites:
     """The attention whose cache is to be quantized.
 
     Args:
         model: opened up, not yet rotated; only read.
         facts: of it.
+        recipe: says whose attention it will be.
         allow_partial: go on where some of the caches cannot be quantized.
+        progress: told of each place.
 
     Raises:
         InputRefused: there is no attention over a cache, or some of it cannot be replaced.
     """
-    found = find_attention(model, facts.caches)
+    found = find_attention(model, facts.caches, progress=progress)
+    if recipe.stock_cache and recipe.kv_bits is not None:
+        found = _stock(found, recipe.kv_bits)
     refused = "; ".join(_words(found.refused))
     if not found.sites:
         raise InputRefused(
@@ -49,6 +63,20 @@ def find_sites(model: ir.Model, facts: Facts, *, allow_partial: bool) -> Attenti
     return found
 
 
+def _stock(found: AttentionSites, bits: Literal[4, 8]) -> AttentionSites:
+    """Without the sites where ONNX Runtime's own attention cannot stand."""
+    problems = {site.node: obstacle(site, bits) for site in found.sites}
+    refused = [
+        Refusal("KV", site.node, site.op, problem, "kernels graphrot, whose attention takes any mask")
+        for site in found.sites
+        if (problem := problems[site.node]) is not None
+    ]
+    if not refused:
+        return found
+    kept = tuple(site for site in found.sites if problems[site.node] is None)
+    return replace(found, sites=kept, refused=(*found.refused, *refused), shares=False)
+
+
 def cache_notes(found: AttentionSites, recipe: Recipe, kind: str) -> tuple[str, ...]:
     """What a user has to know; a checkpoint, other than an ONNX ``kind``, has no cache to compare."""
     bits = recipe.kv_bits
@@ -60,8 +88,7 @@ def cache_notes(found: AttentionSites, recipe: Recipe, kind: str) -> tuple[str, 
     notes = []
     if kind in ("onnx", "object", "genai"):
         notes.append(_CHANGED_NOTE.format(form=f"{dtype} [batch, heads, tokens, {row}]"))
-    if not recipe.stock_cache:
-        notes.append(_OURS_NOTE.format(bits=bits))
+    notes.append(_STOCK_NOTE if recipe.stock_cache else _OURS_NOTE.format(bits=bits))
     return tuple(notes)
 
 

@@ -225,7 +225,9 @@ class _Job:
             facts = analyze(source.model, progress=self.progress)
             sites = AttentionSites()
             if self.recipe.kv is not None:
-                sites = find_sites(source.model, facts, allow_partial=allow_partial)
+                sites = find_sites(
+                    source.model, facts, self.recipe, allow_partial=allow_partial, progress=self.progress
+                )
         types = half_types(source.model, facts, source.floats, self.recipe.dtype, cache_names(sites))
         self.recipe = self.recipe.model_copy(update={"dtype": types.dtype})
         with self.step("plan"):

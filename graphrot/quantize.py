@@ -19,11 +19,13 @@ from graphrot.errors import InputRefused
 from graphrot.graph import WeightStore, is_constant, node_of, read_constant, value_map
 from graphrot.passes.quantize_activations import QuantizeActivations
 from graphrot.passes.quantize_cache import QuantizeCache
+from graphrot.passes.quantize_grouped import QuantizeGrouped
 from graphrot.passes.quantize_tables import QuantizeTables, TableItem
 from graphrot.passes.quantize_weights import QuantizeWeights
 from graphrot.passes.refs import current_linears
 from graphrot.plan.types import RotationPlan
 from graphrot.progress import Progress
+from graphrot.quant.cache import SiteScales, cache_scales
 from graphrot.quant.grid import QuantizedTensor, WeightGrid
 from graphrot.quant.groups import SolvedGroups
 from graphrot.quant.linears import quantize_linears, quantize_weights
@@ -86,6 +88,7 @@ def quantize(
     if not recipe.quantizes:
         return Quantized()
     store = WeightStore(scratch)
+    scales = _cache_scales(model, facts, recipe, sites, texts, longest, progress)
     linears = current_linears(model, facts.linears)
     body = [linear for linear in linears if not linear.is_head]
     heads = [linear for linear in linears if linear.is_head]
@@ -103,8 +106,8 @@ def quantize(
     heads_alone = _heads(model, alone, recipe, compared=bool(plan.rotations))
     weights = QuantizeWeights(plan, chain(items, heads_alone), store=store)
     weights(model)
-    if recipe.kv_bits is not None and sites is not None:
-        QuantizeCache(plan, sites, bits=recipe.kv_bits)(model)
+    if sites is not None:
+        _store_cache(model, sites, plan, recipe, scales)
     written = [*weights.records, *tables.heads]
     activations = rounding.records if rounding is not None else []
     float16 = recipe.dtype == "float16"
@@ -158,6 +161,48 @@ def _solve(
         unrotated=shifts,
         progress=progress,
     )
+
+
+def _cache_scales(
+    model: ir.Model,
+    facts: Facts,
+    recipe: Recipe,
+    sites: AttentionSites | None,
+    texts: Texts,
+    longest: int | None,
+    progress: Progress,
+) -> dict[str, SiteScales]:
+    """Scales of a cache that ONNX Runtime's own attention reads, from the rotated model before anything is rounded."""
+    if not recipe.stock_cache or sites is None:
+        return {}
+    assert recipe.kv_bits is not None and recipe.kv_scales is not None and recipe.kv_range is not None
+    tokens = texts.tokens(CALIBRATION_TOKENS)
+    feeds = calibration_feeds(model, tokens, facts.caches, window=longest or CALIBRATION_WINDOW)
+    model.graph.sort()
+    return cache_scales(
+        model,
+        sites.sites,
+        feeds,
+        bits=recipe.kv_bits,
+        per=recipe.kv_scales,
+        method=recipe.kv_range,
+        progress=progress,
+    )
+
+
+def _store_cache(
+    model: ir.Model, sites: AttentionSites, plan: RotationPlan, recipe: Recipe, scales: Mapping[str, SiteScales]
+) -> None:
+    """Let the cache hold integers."""
+    bits = recipe.kv_bits
+    if bits is None or not sites.sites:
+        return
+    if not recipe.stock_cache:
+        QuantizeCache(plan, sites, bits=bits)(model)
+        return
+    assert recipe.kv_scales is not None
+    pairs = {node: (found.key, found.value) for node, found in scales.items()}
+    QuantizeGrouped(plan, sites, bits=bits, per=recipe.kv_scales, scales=pairs)(model)
 
 
 def _table_grid(bits: Literal[4, 8], recipe: Recipe) -> WeightGrid:

@@ -11,6 +11,7 @@ from graphrot.analysis.types import AttentionSite, MaskTerm, OperandRef
 from graphrot.errors import InputRefused
 from graphrot.graph import node_of
 from graphrot.model.floats import is_standard
+from graphrot.passes.cache_lengths import CacheLengths
 from graphrot.passes.quantize_nodes import NodeWriter
 
 _HEADS_LAST = (0, 2, 1, 3)
@@ -78,6 +79,12 @@ class Operands:
             part = self._term(term)
             found = part if found is None else self._op("Add", [found, part], "mask")
         return found
+
+    def spread(self, mask: ir.Value, lengths: CacheLengths) -> ir.Value:
+        """``[B, 1, S, T]`` of a mask that is the same for all new tokens."""
+        one = self._writer.integers([1], "size")
+        sizes = [lengths.size("B"), one, lengths.size("S"), lengths.size("T")]
+        return self._op("Expand", [mask, self._op("Concat", sizes, "mask_shape", {"axis": 0})], "mask")
 
     def _term(self, term: MaskTerm) -> ir.Value:
         value = self.read(term.place)

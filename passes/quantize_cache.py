@@ -116,11 +116,11 @@ def read_shapes(
         done.add(read.node)
 
 
-def declare(cache: ir.Value, sizes: Sequence[int]) -> None:
-    """Say what a graph input or output holds now: uint8 ``[B, heads, T, row]``; names of free sizes stay."""
+def declare(cache: ir.Value, sizes: Sequence[int], dtype: ir.DataType = ir.DataType.UINT8) -> None:
+    """Say what a graph input or output holds now: ``[B, heads, T, row]``; names of free sizes stay."""
     shape = [None, None, None, None] if cache.shape is None else list(cache.shape)
     cache.shape = ir.Shape([shape[0], sizes[0], shape[2], sizes[1]])
-    cache.type = ir.TensorType(ir.DataType.UINT8)
+    cache.type = ir.TensorType(dtype)
 
 
 def data_of(transform: ir.Node) -> ir.Value:

@@ -86,6 +86,8 @@ class NodeWriter:
         made = list(pairs)
         for old, new in made:
             name = old.name
+            if old.is_graph_output():
+                new.shape = old.shape
             old.replace_all_uses_with(new, replace_graph_outputs=True)
             old.name, new.name = None, name
         for old, new in made:
