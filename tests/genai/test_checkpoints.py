@@ -92,6 +92,17 @@ def test_a_checkpoint_and_a_gguf_file(tmp_path: Path) -> None:
     assert scripts.generate(folders[0]) == scripts.generate(folders[1])
 
 
+def test_the_stock_cache_runs_in_its_place(tmp_path: Path) -> None:
+    """ONNX Runtime's own attention over 8 bits: fixed scales, no graphrot operator but the transforms."""
+    graphrot.convert(beside(tmp_path / "in", "llama"), output=tmp_path / "out", kv="int8", kernels="ort", **OPTIONS)
+    assert scripts.config(tmp_path / "out")["model"]["decoder"]["head_size"] == 16
+    tokens = Tokenizer(tmp_path / "out").encode("It was", special=True)
+    expected = graphrot.generate(tmp_path / "out", prompt="It was", max_new_tokens=20, greedy=True).tokens
+    for shared in (True, False):
+        found = scripts.generate(tmp_path / "out", [tokens], length=len(tokens) + 20, shared=shared)
+        assert found == list(expected)
+
+
 def test_the_tokenizer_reads_and_its_chat_template_renders() -> None:
     """Ours has no ``tokenizer_class``, without which onnxruntime-genai reads no template."""
     folder = converted("llama")
