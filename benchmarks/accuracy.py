@@ -4,8 +4,8 @@
     python benchmarks/accuracy.py model.onnx --tokenizer DIR --cases KV4 KV8 --text TEST.txt
 
 Windows of 1024 tokens without overlap, from the start of the text; embedding and head stay float, so
-that only the linears differ, or (KV) only the cache. Every figure is measured here, on the models that ``graphrot.convert``
-writes. Prints a table and, with ``--json``, writes the figures with versions, for a record.
+that only the linears differ, or (KV) only the cache. Every figure is measured here, on the models that
+``graphrot.convert`` writes. Prints a table and, with ``--json``, writes the figures with versions, for a record.
 """
 
 from __future__ import annotations
