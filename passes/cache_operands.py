@@ -113,4 +113,6 @@ class Operands:
 def _turns(node: ir.Node) -> bool:
     """Whether a Transpose takes ``[B, S, H, D]`` to ``[B, H, S, D]``."""
     perm = node.attributes.get("perm")
-    return node.op_type == "Transpose" and is_standard(node) and perm is not None and tuple(perm.as_ints()) == _HEADS_LAST
+    if node.op_type != "Transpose" or not is_standard(node) or perm is None:
+        return False
+    return tuple(perm.as_ints()) == _HEADS_LAST

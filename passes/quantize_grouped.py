@@ -29,7 +29,7 @@ Scales = tuple[np.ndarray, np.ndarray]
 def obstacle(site: AttentionSite, bits: Literal[4, 8]) -> str | None:
     """Why GroupQueryAttention cannot stand at a site; None if it can."""
     if bits == 4 and site.head_size % _EIGHTH:
-        return f"a 4-bit cache of GroupQueryAttention needs heads of a multiple of 8 channels, and it has {site.head_size}"
+        return f"GroupQueryAttention's 4-bit cache needs heads of a multiple of 8 channels, and it has {site.head_size}"
     if site.seqlens:
         return None
     if not site.causal:
@@ -40,9 +40,9 @@ def obstacle(site: AttentionSite, bits: Literal[4, 8]) -> str | None:
 
 
 class QuantizeGrouped(GraphPass):
-    """Let every site be a GroupQueryAttention (``do_rotary=0``) whose cache holds int8, or uint8 with two 4-bit numbers.
+    """Let every site be a GroupQueryAttention whose cache holds int8, or uint8 with two 4-bit numbers.
 
-    Transforms of queries and keys (R3) stay in front of it.
+    It applies no rotary positions: those stay in front of it, and the transforms of queries and keys (R3) behind them.
 
     Args:
         plan: the plan (kept for the record).
@@ -129,7 +129,8 @@ class QuantizeGrouped(GraphPass):
         pasts = [values[site.past_key], values[site.past_value]]
         made.outputs[0].type, made.outputs[0].shape = query.type, query.shape
         writer.stand_in(zip(olds, [output, *made.outputs[1:]], strict=True))
-        width, dtype = (site.head_size // 2, ir.DataType.UINT8) if self._bits == 4 else (site.head_size, ir.DataType.INT8)
+        packed = self._bits == 4
+        width, dtype = (site.head_size // 2, ir.DataType.UINT8) if packed else (site.head_size, ir.DataType.INT8)
         for past, present in zip(pasts, made.outputs[1:], strict=True):
             declare(past, [site.kv_heads, width], dtype)
             declare(present, [site.kv_heads, width], dtype)
