@@ -12,8 +12,8 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from graphrot.model.export import export_decoder
-from tests.tiny import VOCAB, tiny
+from graphrot.model.export import Road, export_decoder
+from tests.tiny import VOCAB, tiny, tiny_llama
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="graphrot-tests-"))
 atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
@@ -27,6 +27,15 @@ def tiny_onnx(name: str) -> Path:
     path = _FOLDER / name / "model.onnx"
     path.parent.mkdir(exist_ok=True)
     export_decoder(tiny(name), path)
+    return path
+
+
+@functools.cache
+def one_layer_onnx(road: Road) -> Path:
+    """Path of what one of torch's exporters writes of a tied Llama of one layer. Do not change the files."""
+    path = _FOLDER / f"one-layer-{road}" / "model.onnx"
+    path.parent.mkdir()
+    export_decoder(tiny_llama(layers=1, tied=True), path, roads=(road,))
     return path
 
 

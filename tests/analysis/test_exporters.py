@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import onnx_ir as ir
 
 from graphrot.analysis.analyze import analyze
-from graphrot.model.export import Road, export_decoder
+from graphrot.model.export import Road
 from tests.analysis.graphs import feeds_for
 from tests.analysis.rotated import relative_error
-from tests.tiny import tiny_llama
+from tests.exported import one_layer_onnx
 
 
-def test_exporters_agree(tmp_path: Path) -> None:
-    decoder = tiny_llama(layers=1, tied=True)
+def test_exporters_agree() -> None:
     seen = []
     roads: tuple[Road, ...] = ("torchscript", "dynamo")
     for road in roads:
-        path = tmp_path / road / "model.onnx"
-        path.parent.mkdir()
-        export_decoder(decoder, path, roads=(road,))
-        model = ir.load(path)
+        model = ir.load(one_layer_onnx(road))
         facts = analyze(model)
         assert facts.refused == () and facts.tied is not None and len(facts.linears) == 8
         assert Counter(s.kind for s in facts.spaces) == {"R1": 1, "R2": 1, "R3": 1, "R4": 1, "O": 1}

@@ -6,7 +6,9 @@ in its name what it is.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -201,12 +203,12 @@ def sites_of(model: ir.Model) -> AttentionSites:
     return find_attention(model, analyze(model).caches)
 
 
-def session(model: ir.Model) -> ort.InferenceSession:
+def session(model: ir.Model | Path) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    proto = ir.to_proto(model).SerializeToString()
-    return ort.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
+    source = str(model) if isinstance(model, Path) else ir.to_proto(model).SerializeToString()
+    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
 _TYPES = {
@@ -219,6 +221,7 @@ _TYPES = {
 
 def answers(runs: ort.InferenceSession, ids: np.ndarray, padding: np.ndarray, steps: list[int]) -> np.ndarray:
     """Logits ``[B, S, V]`` of tokens that come in steps; each step takes the cache of the one before."""
+    taken = {value.name for value in runs.get_inputs()}
     cache = {
         value.name: np.zeros((len(ids), value.shape[1], 0, value.shape[3]), _TYPES[value.type])
         for value in runs.get_inputs()
@@ -232,9 +235,9 @@ def answers(runs: ort.InferenceSession, ids: np.ndarray, padding: np.ndarray, st
             "attention_mask": padding[:, :end],
             "position_ids": positions[:, start:end],
         }
-        outputs = runs.run(None, {**feeds, **cache})
-        names = [value.name.replace("present", "past") for value in runs.get_outputs()]
-        cache = {name: array for name, array in zip(names, outputs, strict=True) if name.startswith("past")}
+        outputs = runs.run(None, {**{name: array for name, array in feeds.items() if name in taken}, **cache})
+        given = {value.name: array for value, array in zip(runs.get_outputs(), outputs, strict=True)}
+        cache = {name: given[re.sub("past(_key_values)?", "present", name)] for name in cache}
         found.append(outputs[0])
         start = end
     return np.concatenate(found, axis=1)
