@@ -27,7 +27,7 @@ def counts_tokens(reader: Reader) -> bool:
     if PADDING not in {value.name for value in reader.model.graph.inputs}:
         return False
     return all(
-        reader.probe.choice.shapes(run)[PADDING] == (run.batch, run.past + run.sequence)
+        reader.probe.choice.shapes(run).get(PADDING) == (run.batch, run.past + run.sequence)
         for run in (reader.probe.run, *_RUNS)
     )
 
