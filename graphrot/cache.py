@@ -39,11 +39,16 @@ def find_sites(
         allow_partial: go on where some of the caches cannot be quantized.
         progress: told of each place.
 
+    Returns:
+        None of it, where the recipe keeps the cache.
+
     Raises:
         InputRefused: there is no attention over a cache, or some of it cannot be replaced.
     """
+    if recipe.kv_bits is None:
+        return AttentionSites()
     found = find_attention(model, facts.caches, progress=progress)
-    if recipe.stock_cache and recipe.kv_bits is not None:
+    if recipe.stock_cache:
         found = _stock(found, recipe.kv_bits)
     refused = "; ".join(_words(found.refused))
     if not found.sites:

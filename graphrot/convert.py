@@ -106,7 +106,7 @@ def convert(
     text = None if calibration is None else Path(calibration)
     words = None if tokenizer is None else Path(tokenizer)
     wanted = settle_target(wanted, given, None if output is None else Path(output), words)
-    look_ahead(given, file=text, tokenizer=words, calibrates=wanted.calibrates)
+    look_ahead(given, file=text, tokenizer=words, recipe=wanted)
 
     def run(work: _Places) -> Converted:
         result = _Job(wanted, work, progress).run(
@@ -201,7 +201,6 @@ class _Job:
     ) -> Converted:
         """The order of things."""
         from graphrot.analysis.analyze import analyze
-        from graphrot.analysis.types import AttentionSites
         from graphrot.cache import cache_names, cache_notes, find_sites
         from graphrot.emit.genai import genai_parts, restore_names
         from graphrot.emit.half_ends import restore_ends
@@ -223,11 +222,7 @@ class _Job:
             self.opens_attention = rotates or self.recipe.kv is not None
             source = self._opened_up(source)
             facts = analyze(source.model, progress=self.progress)
-            sites = AttentionSites()
-            if self.recipe.kv is not None:
-                sites = find_sites(
-                    source.model, facts, self.recipe, allow_partial=allow_partial, progress=self.progress
-                )
+            sites = find_sites(source.model, facts, self.recipe, allow_partial=allow_partial, progress=self.progress)
         types = half_types(source.model, facts, source.floats, self.recipe.dtype, cache_names(sites))
         self.recipe = self.recipe.model_copy(update={"dtype": types.dtype})
         with self.step("plan"):
@@ -268,7 +263,9 @@ class _Job:
         if types.half is not None or (self.recipe.quantizes and self.recipe.certificate is not None):
             with self.step("check"):
                 self._try(rotated)
-        report = build_manifest(source, self.recipe, chosen, certificate, done, facts, sites, self.seconds, types, half)
+        report = build_manifest(
+            source, rotated, self.recipe, chosen, certificate, done, facts, sites, self.seconds, types, half
+        )
         rotated.metadata_props.update(metadata(report, chosen))
         parts = genai_parts(self.recipe, rotated, source, texts.tokenizer_dir)
         restore_names(rotated, source)
@@ -327,7 +324,7 @@ class _Job:
                 )
         texts.fit(source.model)
         if self.recipe.calibrates:
-            texts.require(f"{self.recipe.reader} calibrates on text", tokens=SHORTEST_CALIBRATION)
+            texts.serve(self.recipe, tokens=SHORTEST_CALIBRATION)
         elif self.recipe.certificate is not None and texts.available:
             texts.tokens(1)
 

@@ -122,6 +122,12 @@ class Recipe(BaseModel):
         return "gptq" if self.solver == "gptq" else "--kv-scales"
 
     @property
+    def without_text(self) -> str:
+        """Options with which nothing calibrates."""
+        solver = ["--solver clip"] if self.solver == "gptq" else []
+        return " and ".join([*solver, *(["--kernels graphrot"] if self.stock_cache else [])])
+
+    @property
     def sites(self) -> tuple[Site, ...]:
         """The kinds of sites to rotate.
 

@@ -14,6 +14,8 @@ from graphrot.model.files import tokenizer_folder
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from graphrot.recipe import Recipe
+
 
 class Texts:
     """Tokens of one text, for one tokenizer.
@@ -46,8 +48,21 @@ class Texts:
         """From now on, tokens that the model does not have are refused."""
         self._vocabulary = vocabulary_of(model)
 
-    def require(self, why: str, *, tokens: int = 0) -> None:
+    def serve(self, recipe: Recipe, *, tokens: int = 0) -> None:
+        """Refuse to go on without what a recipe calibrates on, or with fewer than ``tokens`` tokens of it.
+
+        Raises:
+            InputRefused: there is no tokenizer, or the text is too short.
+        """
+        self.require(f"{recipe.reader} calibrates on text", tokens=tokens, instead=recipe.without_text)
+
+    def require(self, why: str, *, tokens: int = 0, instead: str = "") -> None:
         """Refuse to go on without a tokenizer, or with a text of fewer than ``tokens`` tokens.
+
+        Args:
+            why: it is needed.
+            tokens: the least.
+            instead: options that need none.
 
         Raises:
             InputRefused: there is none, or the text is too short.
@@ -57,7 +72,7 @@ class Texts:
                 "There is no tokenizer",
                 where="the folder of the source",
                 why=why,
-                do="give --tokenizer DIR with tokenizer.json, or use --solver clip",
+                do="give --tokenizer DIR with tokenizer.json" + (f", or use {instead}" if instead else ""),
             )
         if tokens and (there := len(self.tokens(tokens))) < tokens:
             raise InputRefused(
@@ -86,14 +101,14 @@ class Texts:
         return self._ids[:limit]
 
 
-def look_ahead(source: object, *, file: Path | None, tokenizer: Path | None, calibrates: bool) -> None:
+def look_ahead(source: object, *, file: Path | None, tokenizer: Path | None, recipe: Recipe) -> None:
     """Refuse texts and tokenizers that cannot be used before minutes go into loading and exporting a model.
 
     Args:
         source: what is converted.
         file: the calibration text, or None.
         tokenizer: the folder that was given for the tokenizer, or None: the source's own.
-        calibrates: whether text is needed, so that there must be a tokenizer.
+        recipe: where it calibrates, there must be a tokenizer.
 
     Raises:
         InputRefused: the text or the tokenizer is missing or cannot be read.
@@ -102,8 +117,8 @@ def look_ahead(source: object, *, file: Path | None, tokenizer: Path | None, cal
         read_text(file)
     if tokenizer is not None:
         Tokenizer(tokenizer)
-    elif calibrates and isinstance(source, str) and Path(source).is_dir():
-        Texts(tokenizer_folder(Path(source)), None).require("gptq calibrates on text")
+    elif recipe.calibrates and isinstance(source, str) and Path(source).is_dir():
+        Texts(tokenizer_folder(Path(source)), None).serve(recipe)
 
 
 def vocabulary_of(model: ir.Model) -> int | None:

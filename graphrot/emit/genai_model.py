@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from graphrot.errors import InputRefused
+from graphrot.model.in_place import written_in_place
 
 TOKENS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
@@ -75,7 +76,8 @@ def caches_of(model: ir.Model) -> Caches:
     sizes = {tuple((inputs[name].shape or ())[axis] for axis in (1, 3)) for name in caches}
     heads, width = next(iter(sizes)) if len(sizes) == 1 else (None, None)
     heads, width = (size if isinstance(size, int) else None for size in (heads, width))
-    return Caches(past, present, len(caches) // 2, heads, width, _shared(model, caches), _rows(model))
+    pairs = [(p % n, q % n) for p, q in zip(past, present, strict=True) for n in range(len(caches) // 2)]
+    return Caches(past, present, len(caches) // 2, heads, width, _shared(model, pairs), _rows(model))
 
 
 def _patterns(names: Sequence[str]) -> tuple[str, str]:
@@ -111,7 +113,7 @@ def _rows(model: ir.Model) -> bool:
     return _kv(model).get("layout") == "rows"
 
 
-def _shared(model: ir.Model, caches: Sequence[str]) -> bool:
+def _shared(model: ir.Model, pairs: Sequence[tuple[str, str]]) -> bool:
     """Whether past and present may be one buffer.
 
     A quantized cache is ours, and the metadata say so; a float one may where attention alone reads it and writes in
@@ -119,8 +121,4 @@ def _shared(model: ir.Model, caches: Sequence[str]) -> bool:
     """
     if (kv := _kv(model)).get("layout") in ("rows", "gqa"):
         return kv.get("shared_buffers") is True
-    values = {value.name: value for value in model.graph.inputs}
-    readers = [node for name in caches for node, index in values[name].uses() if index in (3, 4)]
-    count = sum(len(values[name].uses()) for name in caches)
-    kinds = {(node.domain, node.op_type) for node in readers}
-    return len(readers) == count and kinds == {("com.microsoft", "GroupQueryAttention")}
+    return written_in_place(model, pairs)

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from graphrot.analysis.types import AttentionSites, Facts
 from graphrot.evaluate.certificate import Certificate, weight_bytes
 from graphrot.half import HalfError, HalfTypes
+from graphrot.model.in_place import written_in_place
 from graphrot.model.load import Source
 from graphrot.plan.serialize import plan_hash
 from graphrot.plan.types import MeanFold, Rotation, RotationPlan
@@ -177,6 +178,7 @@ class Manifest(_Part):
 
 def build_manifest(
     source: Source,
+    model: ir.Model,
     recipe: Recipe,
     plan: RotationPlan,
     certificate: Certificate | None,
@@ -187,7 +189,7 @@ def build_manifest(
     types: HalfTypes,
     half: HalfError | None,
 ) -> Manifest:
-    """Put together what the steps of a conversion said; the written size is set when it is known."""
+    """Put together what the steps of a conversion said of a ``model``; the written size is set when it is known."""
     source_bytes = source.floats.weight_bytes
     versions = library_versions()
     return Manifest(
@@ -203,7 +205,7 @@ def build_manifest(
             bits_per_weight=_float_bits(types) if quantized.bits_per_weight is None else quantized.bits_per_weight,
         ),
         quantized=[QuantizedPart(**asdict(entry)) for entry in quantized.entries],
-        cache=_cache(plan, facts, sites, recipe, types),
+        cache=_cache(model, plan, facts, sites, recipe, types),
         seconds=dict(seconds),
         versions=versions,
     )
@@ -213,7 +215,9 @@ def _float_bits(types: HalfTypes) -> float:
     return 32.0 if types.half is None else 16.0
 
 
-def _cache(plan: RotationPlan, facts: Facts, sites: AttentionSites, recipe: Recipe, types: HalfTypes) -> CachePart:
+def _cache(
+    model: ir.Model, plan: RotationPlan, facts: Facts, sites: AttentionSites, recipe: Recipe, types: HalfTypes
+) -> CachePart:
     rotated = any(rotation.space.cache_inputs for rotation in plan.rotations)
     if not facts.caches:
         return CachePart(bits=0, layout="none", rotated=rotated, scales=None)
@@ -227,7 +231,8 @@ def _cache(plan: RotationPlan, facts: Facts, sites: AttentionSites, recipe: Reci
             shared_buffers=sites.shares,
         )
     dtype = types.ends.get(facts.caches[0].past, ir.DataType.FLOAT)
-    return CachePart(bits=8 * int(dtype.itemsize), layout="float", rotated=rotated, scales=None)
+    shared = written_in_place(model, [(pair.past, pair.present) for pair in facts.caches])
+    return CachePart(bits=8 * int(dtype.itemsize), layout="float", rotated=rotated, scales=None, shared_buffers=shared)
 
 
 def metadata(manifest: Manifest, plan: RotationPlan) -> dict[str, str]:

@@ -37,6 +37,21 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["source"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "instead"),
+    [
+        ({"recipe": "w4a8kv8"}, "or use --solver clip"),
+        ({"recipe": "w4a8kv8", "kernels": "ort"}, "or use --solver clip and --kernels graphrot"),
+        ({"recipe": "rotate-only", "kv": "int8", "kernels": "ort"}, "or use --kernels graphrot"),
+    ],
+)
+def test_what_needs_no_tokenizer_is_named(settings: dict[str, str], instead: str, tmp_path: Path) -> None:
+    source = folder_of(tmp_path / "source", tokenizer=False)
+    with pytest.raises(InputRefused, match="There is no tokenizer") as caught:
+        graphrot.convert(source, output=tmp_path / "out", **settings)
+    assert str(caught.value).endswith(instead)
+
+
 def test_a_calibration_text_that_is_not_there(tmp_path: Path) -> None:
     source = folder_of(tmp_path / "source", tokenizer=True)
     with pytest.raises(InputRefused, match="There is no such text file"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -85,6 +86,34 @@ def test_without_r3_the_attention_stays_as_it_is(tmp_path: Path) -> None:
     assert not any(node.op_type == "RotaryEmbedding" for node in nodes)
     attention = [node for node in nodes if node.op_type == "GroupQueryAttention"]
     assert all({a.name: a.i for a in node.attribute}["do_rotary"] == 1 for node in attention) and len(attention) == 2
+
+
+def _told(path: Path) -> dict[str, object]:
+    """What the metadata say of the cache."""
+    metadata = {p.key: p.value for p in onnx.load(path, load_external_data=False).metadata_props}
+    found = json.loads(metadata["graphrot.kv"])
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_float_cache_is_still_written_in_place() -> None:
+    """As in the builder's own file, and the metadata say so."""
+    ours = _rotated("llama", "fp32")[1]
+    assert _told(ours)["shared_buffers"] is True
+    tokens = np.random.default_rng(0).integers(3, 131, (2, 6))
+    logits = []
+    for path in (built("llama") / "model.onnx", ours):
+        decoder = open_decoder(path)
+        first, cache = decoder.run(tokens, decoder.reserve(2, 12))
+        logits.append(np.concatenate([first, decoder.run(tokens[:, :1], cache)[0]], axis=1))
+    assert open_decoder(ours).reserve(2, 12) is not None
+    assert np.abs(logits[1] - logits[0]).max() <= 2e-5 * np.abs(logits[0]).max()
+
+
+def test_a_cache_that_grows_by_concat_is_not() -> None:
+    """The builder writes attention in plain operators in float16."""
+    ours = _rotated("qwen3", "fp16")[1]
+    assert _told(ours)["shared_buffers"] is False and open_decoder(ours).reserve(2, 12) is None
 
 
 def test_a_plan_is_replayed(tmp_path: Path) -> None:
