@@ -10,9 +10,12 @@ namespace graphrot {
 namespace {
 
 struct Vnni : Lanes512 {
+  static constexpr std::size_t kAccVectors = 2;
+
   struct Code {
     __m512i bytes;
-    static Code load(const std::uint8_t* from) { return {_mm512_loadu_si512(from)}; }
+    static Code of(__m512i bytes) { return {bytes}; }
+    static Code load(const std::uint8_t* from) { return of(_mm512_loadu_si512(from)); }
   };
 
   // Four numbers: their high bytes, their low bytes.
@@ -29,6 +32,10 @@ struct Vnni : Lanes512 {
     void add(Code code, Number number) {
       high = _mm512_dpbusd_epi32(high, code.bytes, number.high);
       low = _mm512_dpbusd_epi32(low, code.bytes, number.low);
+    }
+    void add_sixteenth(const Acc& other) {  // which is a multiple of 16
+      high = _mm512_add_epi32(high, _mm512_srai_epi32(other.high, 4));
+      low = _mm512_add_epi32(low, _mm512_srai_epi32(other.low, 4));
     }
     Float total() const {
       return {_mm512_fmadd_ps(_mm512_set1_ps(256.0f), _mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low))};
