@@ -35,7 +35,6 @@ struct Words512 : Lanes512 {
       sum = _mm512_add_epi32(sum, _mm512_madd_epi16(code.even, number.even));
       sum = _mm512_add_epi32(sum, _mm512_madd_epi16(code.odd, number.odd));
     }
-    void add_sixteenth(const Acc& other) { sum = _mm512_add_epi32(sum, _mm512_srai_epi32(other.sum, 4)); }
     Float total() const { return {_mm512_cvtepi32_ps(sum)}; }
   };
 

@@ -1,8 +1,8 @@
-// The products of attend_panel.h for at most kFewRows queries: what is unpacked is multiplied at once, and never stored.
+// The products of attend_panel.h for at most kFewRows queries: what is unpacked is multiplied at once, never stored.
 // Over a policy P (see there) with kFewRows > 0, whose vectors have a lane for each byte of a piece; in an unnamed
 // namespace like it.
 //
-// Of 4-bit codes, the high half of a byte is a code times 16, and is not shifted: its exact sums are divided by 16.
+// Of 4-bit values, the high half of a byte is a code times 16, and is not shifted: its exact sums are divided by 16.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +11,7 @@
 
 #include "attention/attend_product.h"
 #include "attention/attend_unpack.h"
+#include "hadamard/mix.h"
 
 namespace graphrot {
 namespace {
@@ -35,39 +36,21 @@ struct FewRows {
     body(std::integral_constant<int, Most>());
   }
 
-  // sink(row, group of kLanes slots, sums); `numbers` of each row follow the one before after `stride` bytes.
+  // sink(row, group of kLanes slots, sums); `numbers` of each row follow the one before after `stride` bytes. A number
+  // that is loaded serves two groups.
   template <int Rows, class Sink>
   void keys(const Block& block, const Next& next, const std::uint8_t* numbers, std::size_t stride,
             const Sink& sink) const {
-    const std::size_t row_bytes = unpacking.problem.row_bytes, bytes = unpacking.problem.code_bytes;
+    const std::size_t row_bytes = unpacking.problem.row_bytes, part = next.part_of(kBlockSlots / kLanes / 2);
     for (int in_tail = 0; in_tail < 2; ++in_tail) {
       const std::uint8_t* from = in_tail ? block.last : block.rows;
+      std::size_t slot = in_tail ? block.whole : 0;
       const std::size_t until = in_tail ? block.count : block.whole;
-      for (std::size_t slot = in_tail ? block.whole : 0; slot < until; slot += kLanes, from += kLanes * row_bytes) {
-        next.ask(slot / kLanes, kBlockSlots / kLanes);
-        Acc acc[Halves][Rows];
-        clear(acc);
-        const std::uint8_t* number = numbers;
-        std::size_t at = 0;
-        for (; at + 2 * kPieceBytes <= bytes; at += 2 * kPieceBytes, number += 2 * kRunsOfPiece * kRunBytes) {
-          Int eight[8];
-          P::columns(from + at, row_bytes, eight);
-          add_columns<0>(acc, eight, number, stride);
-        }
-        if (at != bytes) {
-          for (std::size_t last = at + kPieceBytes <= bytes ? at : bytes - kPieceBytes;; last = bytes - kPieceBytes) {
-            Int four[4];
-            P::columns(from + last, row_bytes, four);
-            add_columns<0>(acc, four, number, stride);
-            number += kRunsOfPiece * kRunBytes;
-            if (last + kPieceBytes == bytes) break;
-          }
-        }
-        for (int r = 0; r < Rows; ++r) {
-          if constexpr (Halves == 2) acc[0][r].add_sixteenth(acc[1][r]);
-          sink(r, slot / kLanes, acc[0][r].total());
-        }
+      for (; slot + 2 * kLanes <= until; slot += 2 * kLanes, from += 2 * kLanes * row_bytes) {
+        next.ask(slot / kLanes / 2, part);
+        keys_of<Rows, 2>(from, slot / kLanes, numbers, stride, sink);
       }
+      if (slot < until) keys_of<Rows, 1>(from, slot / kLanes, numbers, stride, sink);
     }
   }
 
@@ -87,32 +70,47 @@ struct FewRows {
   }
 
  private:
-  template <int Rows>
-  GRAPHROT_INLINE static void clear(Acc (&acc)[Halves][Rows]) {
-    for (int h = 0; h < Halves; ++h) {
-      for (int r = 0; r < Rows; ++r) acc[h][r] = Acc::zero();
+  template <int Many, int Rows>
+  GRAPHROT_INLINE static void clear(Acc (&acc)[Many][Rows]) {
+    for (int i = 0; i < Many; ++i) {
+      for (int r = 0; r < Rows; ++r) acc[i][r] = Acc::zero();
     }
   }
 
-  // Four channels of each slot, and of high halves four others.
-  template <int Rows>
-  GRAPHROT_INLINE static void add_column(Acc (&acc)[Halves][Rows], Int v, const std::uint8_t* numbers,
-                                         std::size_t stride, int four) {
-    for (int h = 0; h < Halves; ++h) {
-      const auto code = P::Code::of(Halves == 1 ? v : (h == 0 ? P::low_codes(v) : P::high_codes_in_place(v)));
-      for (int r = 0; r < Rows; ++r) {
-        acc[h][r].add(code, P::Number::load(numbers + static_cast<std::size_t>(r) * stride +
-                                            static_cast<std::size_t>(h) * kRunBytes, four));
-      }
+  template <int Rows, int Groups, class Sink>
+  GRAPHROT_INLINE void keys_of(const std::uint8_t* from, std::size_t group, const std::uint8_t* number,
+                               std::size_t stride, const Sink& sink) const {
+    const std::size_t row_bytes = unpacking.problem.row_bytes, pieces = unpacking.problem.pieces;
+    Acc acc[Groups][Rows];
+    clear(acc);
+    for (std::size_t piece = 0; piece < pieces; ++piece, number += kRunsOfPiece * kRunBytes) {
+      const std::uint8_t* const at = from + unpacking.offset_of(piece);
+      Int v[Groups][4];
+      for (std::size_t g = 0; g < Groups; ++g) P::columns(at + g * kLanes * row_bytes, row_bytes, v[g]);
+      add_columns<0>(acc, v, number, stride);
+    }
+    for (int g = 0; g < Groups; ++g) {
+      for (int r = 0; r < Rows; ++r) sink(r, group + static_cast<std::size_t>(g), acc[g][r].total());
     }
   }
 
-  // Of columns First and on; a loop would keep them in memory.
-  template <int First, int Rows, int Columns>
-  GRAPHROT_INLINE static void add_columns(Acc (&acc)[Halves][Rows], const Int (&v)[Columns],
+  // Columns First and on, of four; a loop would keep them in memory.
+  template <int First, int Rows, int Groups>
+  GRAPHROT_INLINE static void add_columns(Acc (&acc)[Groups][Rows], const Int (&v)[Groups][4],
                                           const std::uint8_t* numbers, std::size_t stride) {
-    if constexpr (First < Columns) {
-      add_column(acc, v[First], numbers + First / 4 * kRunsOfPiece * kRunBytes, stride, First % 4);
+    if constexpr (First < 4) {
+      for (int h = 0; h < Halves; ++h) {
+        typename P::Code code[Groups];
+        for (int g = 0; g < Groups; ++g) {
+          const Int each = v[g][First];
+          code[g] = P::Code::of(Halves == 1 ? each : (h == 0 ? P::low_codes(each) : P::high_codes(each)));
+        }
+        for (int r = 0; r < Rows; ++r) {
+          const auto number = P::Number::load(numbers + static_cast<std::size_t>(r) * stride +
+                                              static_cast<std::size_t>(h) * kRunBytes, First);
+          for (int g = 0; g < Groups; ++g) acc[g][r].add(code[g], number);
+        }
+      }
       add_columns<First + 1>(acc, v, numbers, stride);
     }
   }
@@ -120,8 +118,8 @@ struct FewRows {
   template <int Rows, int Pieces, class Sink>
   void values_of(const Block& block, const Next& next, std::size_t piece, const std::uint8_t* numbers,
                  std::size_t stride, const Sink& sink) const {
-    const std::size_t row_bytes = unpacking.problem.row_bytes, offset = unpacking.offset_of(piece),
-                      pieces = unpacking.problem.pieces;
+    const std::size_t row_bytes = unpacking.problem.row_bytes, offset = unpacking.offset_of(piece);
+    const std::size_t part = Pieces * next.part_of(unpacking.problem.pieces * (kBlockSlots / kRun));
     Acc acc[Pieces][Halves][Rows];
     for (int p = 0; p < Pieces; ++p) clear(acc[p]);
     const std::uint8_t* number = numbers;
@@ -129,7 +127,7 @@ struct FewRows {
       const std::uint8_t* from = (in_tail ? block.last : block.rows) + offset;
       const std::size_t until = in_tail ? block.count : block.whole;
       for (std::size_t slot = in_tail ? block.whole : 0; slot < until; slot += kRun, number += kRunBytes) {
-        next.ask(piece * (kBlockSlots / kRun) + slot / kRun, pieces * (kBlockSlots / kRun));
+        next.ask(piece / Pieces * (kBlockSlots / kRun) + slot / kRun, part);
         for (int four = 0; four < 4; ++four, from += 4 * row_bytes) {
           Int wide[Pieces];
           P::across(from, row_bytes, wide);

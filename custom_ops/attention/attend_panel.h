@@ -225,7 +225,7 @@ struct Panel {
 
   // ---- all of it
 
-  // Scores of a block, in turn of all queries or of few.
+  // Products of a block's keys, for weigh_all().
   template <int Halves>
   void multiply_keys(const typename Unpacking<P>::Block& block, const typename Unpacking<P>::Next& next) {
     const std::size_t channels = problem.channels;

@@ -33,10 +33,6 @@ struct Vnni : Lanes512 {
       high = _mm512_dpbusd_epi32(high, code.bytes, number.high);
       low = _mm512_dpbusd_epi32(low, code.bytes, number.low);
     }
-    void add_sixteenth(const Acc& other) {  // which is a multiple of 16
-      high = _mm512_add_epi32(high, _mm512_srai_epi32(other.high, 4));
-      low = _mm512_add_epi32(low, _mm512_srai_epi32(other.low, 4));
-    }
     Float total() const {
       return {_mm512_fmadd_ps(_mm512_set1_ps(256.0f), _mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low))};
     }
