@@ -15,7 +15,8 @@ struct Lanes256 {
   using Int = __m256i;
   using Mask = __m256;  // all bits of a lane
   static constexpr std::size_t kLanes = 8;
-  static constexpr int kColumns = 2;  // of a tile with two rows
+  static constexpr int kColumns = 2;   // of a tile with two rows
+  static constexpr int kFewRows = 0;   // too few registers
 
   static Float set(float value) { return Float::broadcast(value); }
   static Float load(const float* from) { return Float::load(from); }

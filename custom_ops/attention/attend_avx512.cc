@@ -10,10 +10,12 @@ namespace graphrot {
 namespace {
 
 struct Words512 : Lanes512 {
+  static constexpr std::size_t kAccVectors = 1;
+
   struct Code {
     __m512i even, odd;
-    static Code load(const std::uint8_t* from) {
-      const __m512i bytes = _mm512_loadu_si512(from);
+    static Code load(const std::uint8_t* from) { return of(_mm512_loadu_si512(from)); }
+    static Code of(__m512i bytes) {
       return {_mm512_and_si512(bytes, _mm512_set1_epi16(0xff)), _mm512_srli_epi16(bytes, 8)};
     }
   };

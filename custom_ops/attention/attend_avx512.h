@@ -17,6 +17,7 @@ struct Lanes512 {
   using Mask = __mmask16;
   static constexpr std::size_t kLanes = 16;
   static constexpr int kColumns = 4;  // of a tile with two rows
+  static constexpr int kFewRows = 4;
 
   static Float set(float value) { return Float::broadcast(value); }
   static Float load(const float* from) { return Float::load(from); }
@@ -104,6 +105,7 @@ struct Lanes512 {
 
   static Int low_codes(Int v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
   static Int high_codes(Int v) { return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(15)); }
+  static Int high_codes_in_place(Int v) { return _mm512_and_si512(v, _mm512_set1_epi8(-16)); }
   static Float low_halves(Int v) { return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(v))}; }
   static Float high_halves(Int v) { return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(v, 16)))}; }
 

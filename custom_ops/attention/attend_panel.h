@@ -16,6 +16,7 @@
 #include <limits>
 
 #include "attention/attend.h"
+#include "attention/attend_few.h"
 #include "attention/attend_product.h"
 #include "attention/attend_unpack.h"
 
@@ -224,27 +225,55 @@ struct Panel {
 
   // ---- all of it
 
+  // Products of a block's keys, for weigh_all().
+  template <int Halves>
+  void multiply_keys(const typename Unpacking<P>::Block& block, const typename Unpacking<P>::Next& next) {
+    const std::size_t channels = problem.channels;
+    const auto put = [this](std::size_t q, std::size_t group, Float v) {
+      P::store(scores + q * kBlockSlots + group * kLanes, v);
+    };
+    if constexpr (P::kFewRows != 0) {
+      if (task.count <= P::kFewRows) {
+        const FewRows<P, Halves> few{unpacking};
+        return few.template by_rows<P::kFewRows>(task.count, [&](auto rows) {
+          few.template keys<decltype(rows)::value>(block, next, queries, 2 * channels, put);
+        });
+      }
+    }
+    unpacking.template unpack_keys<Halves>(block, next);
+    Product<P>::run(codes, block.count / kLanes, channels / 4, queries, 2 * channels, task.count, put);
+  }
+
+  template <int Halves>
+  void multiply_values(const typename Unpacking<P>::Block& block, const typename Unpacking<P>::Next& next) {
+    const std::size_t channels = problem.channels;
+    const auto put = [this, channels](std::size_t q, std::size_t column, Float v) {
+      float* const to = sums + q * channels + column * kLanes;
+      const Row& row = rows[q];
+      const Float added = P::multiply_add(P::set(row.factor), v, P::set(row.add));
+      P::store(to, P::multiply_add(P::set(row.keep), P::load(to), added));
+    };
+    if constexpr (P::kFewRows != 0) {
+      if (task.count <= P::kFewRows) {
+        const FewRows<P, Halves> few{unpacking};
+        return few.template by_rows<P::kFewRows>(task.count, [&](auto rows) {
+          few.template values<decltype(rows)::value>(block, next, weights, kBlockBytes, put);
+        });
+      }
+    }
+    unpacking.template unpack_values<Halves>(block, next);
+    Product<P>::run(codes, channels / kLanes, block.count / 4, weights, kBlockBytes, task.count, put);
+  }
+
   template <int Halves>
   void attend(std::size_t start, std::size_t count) {
-    const std::size_t channels = problem.channels;
     const auto keys = unpacking.block_of(task.keys + start * problem.row_bytes, count);
     unpacking.unpack_scales(keys, scales);
-    unpacking.template unpack_keys<Halves>(keys, unpacking.next_of(task.keys, task.next_keys, start));
-    Product<P>::run(codes, keys.count / kLanes, channels / 4, queries, 2 * channels, task.count,
-                    [this](std::size_t q, std::size_t column, Float v) {
-                      P::store(scores + q * kBlockSlots + column * kLanes, v);
-                    });
+    multiply_keys<Halves>(keys, unpacking.next_of(task.keys, task.next_keys, start));
     const auto values = unpacking.block_of(task.values + start * problem.row_bytes, count);
     unpacking.unpack_scales(values, scales + 2 * kBlockSlots);
     if (!weigh_all(start, values.count)) return;
-    unpacking.template unpack_values<Halves>(values, unpacking.next_of(task.values, task.next_values, start));
-    Product<P>::run(codes, channels / kLanes, values.count / 4, weights, kBlockBytes, task.count,
-            [this, channels](std::size_t q, std::size_t column, Float v) {
-              float* const to = sums + q * channels + column * kLanes;
-              const Row& row = rows[q];
-              const Float added = P::multiply_add(P::set(row.factor), v, P::set(row.add));
-              P::store(to, P::multiply_add(P::set(row.keep), P::load(to), added));
-            });
+    multiply_values<Halves>(values, unpacking.next_of(task.values, task.next_values, start));
   }
 
   void finish(std::size_t q) {

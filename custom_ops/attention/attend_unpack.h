@@ -58,10 +58,13 @@ struct Unpacking {
     const std::uint8_t* rows;
     std::size_t bytes;
 
-    // Asks for part `part` of `parts`.
-    void ask(std::size_t part, std::size_t parts) const {
-      const std::size_t until = bytes * (part + 1) / parts;
-      for (std::size_t at = bytes * part / parts / kLine * kLine; at < until; at += kLine) P::prefetch(rows + at);
+    // One of so many parts; ask() wants it.
+    std::size_t part_of(std::size_t parts) const { return (bytes + parts * kLine - 1) / (parts * kLine) * kLine; }
+
+    // Asks for part `which`, all of which have `part` bytes.
+    void ask(std::size_t which, std::size_t part) const {
+      const std::size_t first = which * part, until = first + part < bytes ? first + part : bytes;
+      for (std::size_t at = first; at < until; at += kLine) P::prefetch(rows + at);
     }
   };
 
@@ -104,10 +107,11 @@ struct Unpacking {
   void unpack_keys(const Block& block, const Next& next) const {
     constexpr std::size_t kPiece = 4 * Halves * kVector;
     const std::size_t stride = problem.row_bytes, bytes = problem.code_bytes;
+    const std::size_t part = next.part_of(kBlockSlots / kLanes);
     std::uint8_t* to = codes;
     both_parts(block, [&](const std::uint8_t* from, std::size_t slot, std::size_t until) {
       for (; slot < until; slot += kLanes, from += kLanes * stride) {
-        next.ask(slot / kLanes, kBlockSlots / kLanes);
+        next.ask(slot / kLanes, part);
         std::size_t at = 0;
         for (; at + 2 * kPieceBytes <= bytes; at += 2 * kPieceBytes, to += 2 * kPiece) {
           Int eight[8];
@@ -132,6 +136,7 @@ struct Unpacking {
   void unpack_values(const Block& block, const Next& next) const {
     constexpr std::size_t kVectors = Halves * kVectorsOfPiece;
     const std::size_t stride = problem.row_bytes, depth = block.count / 4 * kVector, pieces = problem.pieces;
+    const std::size_t part = next.part_of(pieces * (kBlockSlots / 8));
     std::uint8_t* to = codes;
     std::size_t piece = 0;
     for (; (piece + 2) * kPieceBytes <= problem.code_bytes; piece += 2, to += 2 * kVectors * depth) {
@@ -139,7 +144,7 @@ struct Unpacking {
       both_parts(block, [&](const std::uint8_t* from, std::size_t slot, std::size_t until) {
         from += piece * kPieceBytes;
         for (; slot < until; slot += 4, from += 4 * stride, at += kVector) {
-          next.ask(piece * (kBlockSlots / 8) + slot / 4, pieces * (kBlockSlots / 8));
+          next.ask(piece * (kBlockSlots / 8) + slot / 4, part);
           Int wide[2 * kVectorsOfPiece];
           P::across(from, stride, wide);
           for (std::size_t v = 0; v < 2 * kVectorsOfPiece; ++v) {

@@ -10,9 +10,12 @@ namespace graphrot {
 namespace {
 
 struct Vnni : Lanes512 {
+  static constexpr std::size_t kAccVectors = 2;
+
   struct Code {
     __m512i bytes;
-    static Code load(const std::uint8_t* from) { return {_mm512_loadu_si512(from)}; }
+    static Code of(__m512i bytes) { return {bytes}; }
+    static Code load(const std::uint8_t* from) { return of(_mm512_loadu_si512(from)); }
   };
 
   // Four numbers: their high bytes, their low bytes.
