@@ -316,7 +316,7 @@ class KVCache:
             )
         most = self._length + tokens.shape[1]
         mask = complete.setdefault(MASK, np.ones((self._batch, most), dtype=np.int64))
-        if mask.ndim != 2 or len(mask) != self._batch or mask.shape[1] > most:
+        if mask.ndim != 2 or len(mask) != self._batch or mask.shape[1] != most:
             raise UsageError(
                 f"{MASK!r} is {list(mask.shape)}",
                 why=f"there are {self._length} tokens in the cache and {tokens.shape[1]} new ones",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,12 @@ _NUMBERED = frozenset(
 """Operators whose small operands say what shape they make; reductions are others."""
 _WHOLLY = frozenset({"ConstantOfShape", "Range"})
 """Operators of which all operands do."""
+
+
+LONGEST = 1 << 17
+"""Tokens of the longest past at which a part is tried."""
+_ELEMENTS = 1 << 26
+"""Numbers that all tensors of a part may have together."""
 
 
 class CutFailed(Exception):
@@ -81,6 +87,28 @@ class Cut:
         except Exception as error:  # onnxruntime raises types of its own, without a common base
             raise CutFailed(str(error).strip().splitlines()[0][:300]) from error
         return [np.asarray(array) for array in found]
+
+    def affordable(self, given: Callable[[Run], Mapping[ir.Value, np.ndarray]]) -> int:
+        """The longest past, up to :data:`LONGEST`, behind which one token runs without much memory.
+
+        Some parts make tensors of all tokens by all tokens. How tensors grow is taken from two small sizes.
+
+        Args:
+            given: numbers to feed at a size, as :meth:`run` takes them.
+        """
+        made = [value for node in self._exact.exact for value in node.outputs if value.name]
+        whole = Cut(self._scope, self._probe, list(dict.fromkeys([*self._outputs, *made])), self._given)
+        small, large = Run(1, 1, 255), Run(1, 1, 511)
+        try:
+            first, second = (sum(a.size for a in whole.run(run, given(run))) for run in (small, large))
+        except CutFailed:
+            return large.past
+        squares = max(second - 2 * first, 0) / 2**17
+        line = first / 2**8
+        past = LONGEST
+        while past > large.past and squares * past * past + line * past > _ELEMENTS:
+            past //= 2
+        return past
 
     def _load(self, filled: Mapping[str, np.ndarray]) -> Any:
         import onnxruntime as ort

@@ -44,7 +44,6 @@ class _Search:
         self._progress = progress
         self._reader = Reader(model, caches)
         self._masks = Masks(self._reader)
-        self._checked: dict[tuple[object, ...], NotRead | None] = {}
         self._refused: list[Refusal] = []
 
     def run(self) -> AttentionSites:
@@ -83,16 +82,7 @@ class _Search:
             site = found
         else:
             return None
-        key = _form(site)
-        if key not in self._checked:
-            self._checked[key] = None
-            try:
-                check_meaning(self._reader, site)
-            except NotRead as error:
-                self._checked[key] = error
-        problem = self._checked[key]
-        if problem is not None:
-            raise NotRead(problem.reason, problem.change)
+        check_meaning(self._reader, site)
         return site
 
     def _ruled(self, site: AttentionSite) -> AttentionSite:
@@ -138,11 +128,3 @@ class _Search:
         taken = {past for site in sites for past in (site.past_key, site.past_value)}
         known = all(counts or (site.seqlens and site.total) for site in sites)
         return known and bool(taken) and all(pair.past in taken for pair in self._caches)
-
-
-def _form(site: AttentionSite) -> tuple[object, ...]:
-    """What a site computes, without names: one check serves all sites that are alike."""
-    places = (site.query.form, site.key.form, site.value.form, site.output)
-    terms = tuple((term.kind, term.factor, term.number, term.place.form) for term in site.mask)
-    sizes = (site.heads, site.kv_heads, site.head_size)
-    return (site.op, sizes, site.score_scale, site.softcap, site.window, site.causal, bool(site.seqlens), places, terms)

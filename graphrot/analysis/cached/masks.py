@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from graphrot.analysis.cached.cut import Cut, CutFailed
+from graphrot.analysis.cached.cut import LONGEST, Cut, CutFailed
 from graphrot.analysis.cached.meaning import apply_mask, visible
 from graphrot.analysis.cached.reading import Reader
 from graphrot.analysis.probe_sizes import Run
@@ -19,8 +19,8 @@ PADDING = "attention_mask"
 
 _HIDDEN = -1e3
 _RUNS = (Run(3, 4, 0), Run(3, 2, 5), Run(3, 1, 7), Run(1, 6, 3))
-_LONGEST = 1 << 17
-"""Tokens of the longest past that is tried: a window that is wider is not told from none."""
+_LONG_RUNS = (Run(1, 600, 0), Run(2, 70, 90), Run(1, 6, 900))
+"""Sizes at which rules differ that are alike for a few tokens: prefixes, blocks, windows of some heads only."""
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,25 @@ class Masks:
             window = cut.window()
             for causal in (True, False):
                 rule = Mask(causal, window, cut.reads_padding)
-                if all(cut.agrees(rule, run, padding) for run, padding in _tried(window, cut.reads_padding)):
+                if all(
+                    cut.agrees(rule, run, padding) for run, padding in _tried(window, cut.longest, cut.reads_padding)
+                ):
                     return rule
         except CutFailed:
             return None
         return None
 
 
-def _tried(window: int, padded: bool) -> Iterator[tuple[Run, np.ndarray]]:
-    """Sizes, and which tokens are padding there: none, some on the left, some on the right, some anywhere."""
-    runs = [*_RUNS, *([Run(2, 3, window), Run(2, 4, max(window - 2, 0))] if window >= 0 else [])]
+def _tried(window: int, longest: int, padded: bool) -> Iterator[tuple[Run, np.ndarray]]:
+    """Sizes, and which tokens are padding there: none, some on the left, some on the right, some anywhere.
+
+    Where the graph takes ``longest`` tokens at most, long sizes are made as much shorter as that asks.
+    """
+    runs = [
+        *_RUNS,
+        *(_shorter(run, longest) for run in _LONG_RUNS),
+        *([Run(2, 3, window), Run(2, 4, max(window - 2, 0))] if window >= 0 else []),
+    ]
     rng = np.random.default_rng(0)
     for run in runs:
         total = run.past + run.sequence
@@ -89,6 +98,13 @@ def _tried(window: int, padded: bool) -> Iterator[tuple[Run, np.ndarray]]:
             yield run, (slots >= cuts).astype(np.int64)
             yield run, (slots < total - cuts).astype(np.int64)
             yield run, np.maximum(rng.integers(0, 2, whole.shape), slots == 0)
+
+
+def _shorter(run: Run, longest: int) -> Run:
+    total = run.past + run.sequence
+    if total <= longest:
+        return run
+    return Run(run.batch, max(run.sequence * longest // total, 1), run.past * longest // total)
 
 
 class _Masked:
@@ -105,11 +121,14 @@ class _Masked:
         self._cut = Cut(reader.scope, reader.probe, made) if made else None
         read = set(values) if self._cut is None else self._cut.by_value | (set(values) - set(made))
         self.reads_padding = padding in read
+        self.longest = 0
+        """Tokens, past and new ones, at which the mask was seen to run; :meth:`window` finds it."""
         self.by_padding = all(value is padding for value in read) and not (self._cut is not None and self._cut.products)
 
     def window(self) -> int:
         """What one new token sees of a long past, if that is less than all of it; -1: all."""
-        low, high = -1, _LONGEST
+        most = LONGEST if self._cut is None else self._cut.affordable(self._padding_feeds)
+        low, high = -1, most
         past = high
         scores = None
         while True:
@@ -121,12 +140,13 @@ class _Masked:
                 if past == 0:
                     raise
                 high = past
-            if low == _LONGEST or high - low <= 1:
+            if low == most or high - low <= 1:
                 break
             past = (low + high) // 2
         assert scores is not None
         if low < 0:
             raise CutFailed("it runs at no size")
+        self.longest = low + 1
         scores = self._scores(Run(1, 1, low), np.ones((1, low + 1), np.int64))
         seen = int((scores[0, 0, 0] > _HIDDEN).sum())
         mine = self._site.window
@@ -146,12 +166,18 @@ class _Masked:
         plain = (scores == 0.0) | ~shown
         return bool((((shown == wanted) & plain) | ~some).all())
 
+    def _feeds(self, padding: np.ndarray) -> dict[ir.Value, np.ndarray]:
+        if self._padding is None:
+            return {}
+        assert self._padding.dtype is not None
+        return {self._padding: padding.astype(self._padding.dtype.numpy())}
+
+    def _padding_feeds(self, run: Run) -> dict[ir.Value, np.ndarray]:
+        return self._feeds(np.ones((run.batch, run.past + run.sequence), np.int64))
+
     def _scores(self, run: Run, padding: np.ndarray) -> np.ndarray:
         """The mask, added to zeros ``[B, H, S, T]``."""
-        feeds = {} if self._padding is None else {self._padding: padding}
-        if self._padding is not None:
-            assert self._padding.dtype is not None
-            feeds[self._padding] = padding.astype(self._padding.dtype.numpy())
+        feeds = self._feeds(padding)
         made = {} if self._cut is None else dict(zip(self._made, self._cut.run(run, feeds), strict=True))
         heads = self._site.heads if any(t.place.form == "stacked" for t in self._site.mask) else 1
         scores = np.zeros((run.batch, heads, run.sequence, run.past + run.sequence))

@@ -13,7 +13,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from graphrot.analysis.cached.reading import NotRead, Reader, handed_on
-from graphrot.analysis.scope import node_name
+from graphrot.analysis.scope import is_shape_op, node_name
 from graphrot.analysis.types import AttentionSite, MaskTerm, OperandRef
 from graphrot.model.floats import is_standard
 
@@ -47,6 +47,7 @@ def spelled_out(reader: Reader, softmax: ir.Node) -> AttentionSite | None:
             raise NotRead(_SINK)
         return None
     weighted, values = _weighted(reader, softmax.outputs[0])
+    _refuse_other_readers(scores.product, weighted)
     reader.products |= {scores.product, weighted}
     query, query_factor = _query(reader, scores.product)
     keys = scores.product.inputs[1]
@@ -192,6 +193,33 @@ def _has_sink(softmax: ir.Node) -> bool:
             return True
         data = node.inputs[0] if node.inputs else None
     return False
+
+
+def _refuse_other_readers(product: ir.Node, weighted: ir.Node) -> None:
+    """Scores and weights must lead to the weighted values alone, since they are not made any more."""
+    order = {node: place for place, node in enumerate(product.graph or ())}
+    first = order[product]
+    within, stack = {weighted}, [weighted.inputs[0]]
+    while stack:
+        value = stack.pop()
+        node = None if value is None else value.producer()
+        if node is not None and node not in within and order.get(node, -1) >= first:
+            within.add(node)
+            stack += node.inputs
+    seen, stack = set(), list(product.outputs)
+    while stack:
+        value = stack.pop()
+        if value is None or value in seen:
+            continue
+        seen.add(value)
+        if value.is_graph_output():
+            raise NotRead("its scores or weights are an output of the graph, too")
+        for use in value.uses():
+            if use.node is weighted or is_shape_op(use.node):
+                continue
+            if use.node not in within:
+                raise NotRead(f"its scores or weights are also read by {use.node.op_type}")
+            stack += use.node.outputs
 
 
 def _weighted(reader: Reader, weights: ir.Value) -> tuple[ir.Node, ir.Value]:
