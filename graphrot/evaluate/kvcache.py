@@ -67,9 +67,10 @@ class KVCache:
         while ...:
             logits = cache.run(session, {"input_ids": token})[0]
 
-    Padding is the caller's ``attention_mask [batch, total]``. Models whose attention counts the ones of the mask
+    Padding is the caller's ``attention_mask [batch, total]``, for the tokens in the cache and the new ones; a mask of
+    the new ones alone is refused. Models whose attention counts the ones of the mask
     (GroupQueryAttention, files of onnxruntime-genai's builder) take padding on the right: a row's ones come first,
-    its next token goes behind them, over what padding left there, and ``total`` is the longest row. In other models
+    its next token goes behind them, over what padding left there. In other models
     the mask's columns are the cache's tokens, and padding is hidden where it stands.
 
     Args:

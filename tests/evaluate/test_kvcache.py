@@ -344,6 +344,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
         (lambda: grown.run(session, {}), "no 'input_ids'"),
         (lambda: grown.run(session, {"input_ids": drawn(2, 1)}), "'input_ids' is [2, 1]"),
         (lambda: grown.run(session, {"input_ids": ids, "attention_mask": mask}), "'attention_mask' is [1, 4]"),
+        (lambda: grown.run(session, {"input_ids": ids, "attention_mask": mask[:, :1]}), "'attention_mask' is [1, 1]"),
         (lambda: grown.run(session, {"input_ids": ids, "pixels": ids}), "no such input"),
         (lambda: grown.run(session, {"input_ids": ids, **grown.feeds()}), "the cache feeds it"),
         (lambda: grown.advance(3), "learns its length by itself"),

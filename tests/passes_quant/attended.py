@@ -30,8 +30,11 @@ class Written:
     """How attention is written.
 
     ``form``: plain, stacked (batch and heads in one axis), attention (the standard operator), multi_head.
-    ``mask``: added, chosen (Where), table (a causal table that is cut to size), slopes (a bias that falls with
-    distance), tokens (padding told from the ids), whole (nothing is hidden) or sunk (a sink takes part).
+    ``mask``: added, chosen (Where), table (a causal table that is cut to size), square
+    (the same, made of all tokens by all), slopes (a bias that falls with
+    distance), tokens (padding told from the ids), whole (nothing is hidden) or sunk (a sink takes part); and what
+    is causal for a few tokens only: prefix (the first 16 see each other), blocks (of 32), ahead (12 tokens to come
+    are seen) and one_wide (all heads but one have a window of 12).
     """
 
     form: str = "plain"
@@ -80,12 +83,27 @@ def _mask(b: Builder, written: Written, ids: str, padding: str, past: str) -> st
     zero, one = b.constant(0, np.int64), b.constant(1, np.int64)
     slots = b.op("Range", zero, scalar[1], one)
     queries = b.op("Unsqueeze", b.op("Range", scalar[0], scalar[1], one), b.ints(1))
-    if written.mask == "table":
+    if written.mask == "square":
+        ones = b.op("Expand", b.constant(1.0), b.op("Concat", total, total, axis=0))
+        seen = b.op("Cast", b.op("Slice", b.op("Trilu", ones, upper=0), before, total, b.ints(0)), to=BOOL)
+    elif written.mask == "table":
         table = b.constant(np.tril(np.ones((1, 1, 64, 64))), np.bool_)
         rows = b.op("Slice", table, before, total, b.ints(2))
         seen = b.op("Slice", rows, b.ints(0), total, b.ints(3))
     else:
         seen = b.op("LessOrEqual", slots, queries)
+    if written.mask == "prefix":
+        first = b.constant(16, np.int64)
+        seen = b.op("Or", seen, b.op("And", b.op("Less", slots, first), b.op("Less", queries, first)))
+    if written.mask == "blocks":
+        size = b.constant(32, np.int64)
+        seen = b.op("LessOrEqual", b.op("Div", slots, size), b.op("Div", queries, size))
+    if written.mask == "ahead":
+        seen = b.op("LessOrEqual", slots, b.op("Add", queries, b.constant(12, np.int64)))
+    if written.mask == "one_wide":
+        near = b.op("Greater", slots, b.op("Sub", queries, b.constant(12, np.int64)))
+        wide = b.constant(np.arange(HEADS).reshape(HEADS, 1, 1) == 0, np.bool_)
+        seen = b.op("And", seen, b.op("Or", near, wide))
     if written.window:
         near = b.op("Greater", slots, b.op("Sub", queries, b.constant(written.window, np.int64)))
         seen = b.op("And", seen, near)

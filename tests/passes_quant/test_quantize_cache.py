@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from graphrot.analysis.cached.cut import Cut
+from graphrot.analysis.probe_sizes import Run
 from graphrot.analysis.types import AttentionSites
 from graphrot.passes.quantize_cache import QuantizeCache
 from tests.passes_quant.attended import Written, answers, decoder, session, sites_of, text
@@ -151,6 +154,78 @@ def test_a_second_run_changes_nothing() -> None:
     again = QuantizeCache(PLAN, found, bits=8)
     assert not again(model).modified and len(again.report.skipped) == 1
     assert ir.to_proto(model).SerializeToString() == before
+
+
+@pytest.mark.parametrize("mask", ["prefix", "blocks", "ahead", "one_wide"])
+def test_a_rule_that_holds_for_few_tokens_or_heads_is_none(mask: str) -> None:
+    (site,) = _sites(Written(mask=mask)).sites
+    assert (site.causal, site.window, site.pads, len(site.mask)) == (False, -1, False, 1)
+
+
+def test_a_mask_cut_from_a_square_of_all_tokens_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = []
+    run = Cut.run
+
+    def watched(self: Cut, sizes: Run, feeds: Mapping[ir.Value, np.ndarray]) -> list[np.ndarray]:
+        longest.append(sizes.past)
+        return run(self, sizes, feeds)
+
+    monkeypatch.setattr(Cut, "run", watched)
+    (site,) = sites_of(decoder(Written(mask="square"))).sites
+    assert (site.causal, site.pads) == (True, True)
+    assert max(longest) < 10_000
+    longest.clear()
+    assert len(sites_of(decoder(Written())).sites) == 1 and max(longest) > 100_000
+
+
+def test_each_place_is_checked_not_only_the_first_of_its_form() -> None:
+    proto = ir.to_proto(decoder(Written(layers=2)))
+    second = [node for node in proto.graph.node if node.op_type == "Softmax"][1]
+    second.attribute[0].i = 2
+    found = sites_of(ir.from_proto(proto))
+    assert [site.past_key for site in found.sites] == ["past.0.key"]
+    assert "something else than softmax" in found.refused[0].reason
+
+
+def _scores_of(proto: onnx.ModelProto) -> tuple[int, onnx.NodeProto]:
+    """The node that multiplies queries and keys, and its place."""
+    softmax = next(node for node in proto.graph.node if node.op_type == "Softmax")
+    made = {name: node for node in proto.graph.node for name in node.output}
+    node = softmax
+    while node.op_type != "MatMul":
+        node = made[node.input[0]]
+    return list(proto.graph.node).index(node), node
+
+
+def test_a_factor_that_is_one_for_short_texts_only_stays() -> None:
+    proto = ir.to_proto(decoder(Written()))
+    place, product = _scores_of(proto)
+    table = np.maximum(np.log(np.arange(1, 257)) / np.log(16), 1).astype(np.float32).reshape(1, 1, 256, 1)
+    proto.graph.initializer.extend(
+        [onnx.numpy_helper.from_array(table, "table"), onnx.numpy_helper.from_array(np.array([2]), "axis")]
+    )
+    nodes = [
+        onnx.helper.make_node("Shape", ["past.0.key"], ["before"], start=2, end=3),
+        onnx.helper.make_node("Shape", ["input_ids"], ["new"], start=1, end=2),
+        onnx.helper.make_node("Add", ["before", "new"], ["all"]),
+        onnx.helper.make_node("Slice", ["table", "before", "all", "axis"], ["factors"]),
+        onnx.helper.make_node("Mul", [product.input[0], "factors"], ["scaled"]),
+    ]
+    for node in reversed(nodes):
+        proto.graph.node.insert(place, node)
+    product.input[0] = "scaled"
+    (site,) = sites_of(ir.from_proto(proto)).sites
+    assert site.score_scale == 1.0  # queries are read behind all factors, that of 0.3 too
+
+
+def test_scores_that_another_node_reads_are_refused() -> None:
+    proto = ir.to_proto(decoder(Written()))
+    place, product = _scores_of(proto)
+    proto.graph.node.insert(place + 1, onnx.helper.make_node("ReduceMax", [product.output[0]], ["peak"], keepdims=0))
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("peak", onnx.TensorProto.FLOAT, []))
+    found = sites_of(ir.from_proto(proto))
+    assert not found.sites
+    assert "its scores or weights are also read by ReduceMax" in found.refused[0].reason
 
 
 @pytest.mark.parametrize(
