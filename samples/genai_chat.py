@@ -16,6 +16,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import onnxruntime_genai as og
@@ -82,6 +83,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256, help="tokens of one answer, at most")
     parser.add_argument("--sample", action="store_true", help="draw tokens instead of taking the likeliest")
     given = parser.parse_args()
+    if not Path(given.folder, "genai_config.json").is_file():
+        parser.error(f"{given.folder} has no genai_config.json: convert with --target genai")
     chat = Chat(given.folder, system=given.system, context=given.context, sample=given.sample)
     while True:
         if sys.stdin.isatty():

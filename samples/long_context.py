@@ -42,6 +42,8 @@ def main(folder: str, sentence: str = SENTENCE, beginning: str = BEGINNING, toke
     """Ask, and print the answer and what the cache takes."""
     options = onnxruntime.SessionOptions()
     graphrot.register(options)
+    if not Path(folder, "model.onnx").is_file() or not tokens.isdigit():
+        sys.exit(__doc__)
     session = onnxruntime.InferenceSession(f"{folder}/model.onnx", options)
     tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
     ids = prompt(tokenizer, sentence, beginning, int(tokens))

@@ -67,7 +67,7 @@ def draw(comparison: Comparison, path: Path) -> None:
         axes.set_xscale("log", base=2)
         axes.set_xticks(settings.contexts, [str(context) for context in settings.contexts])
         axes.minorticks_off()
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.05 * max(axes.dataLim.ymax, 1e-9))
         axes.grid(alpha=0.3)
     speed.legend()
     threads = f"{settings.threads} thread{'s' if settings.threads > 1 else ''}"

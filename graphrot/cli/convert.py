@@ -35,8 +35,8 @@ def convert(
     recipe: Annotated[
         str | None,
         typer.Option(
-            help=f"Name, or a YAML or JSON file (default: {DEFAULT_RECIPE}; {DEFAULT_FOR_FILES} for X.onnx, "
-            "whose cache stays as it is)."
+            help=f"Name, or a YAML or JSON file (default: {DEFAULT_RECIPE}; {DEFAULT_FOR_FILES} for an .onnx "
+            "source, whose cache stays as it is)."
         ),
     ] = None,
     rotations: Annotated[
