@@ -60,7 +60,7 @@ def test_a_checkpoint_gets_half_caches_and_float32_logits(dtype: str, tmp_path: 
     found = ends(ir.load(output / "model.onnx"))
     assert found.pop("logits") == F32 and set(found.values()) == {NAMES[dtype]} and len(found) == 12
     report = json.loads((output / "graphrot.json").read_text())
-    assert report["recipe"]["dtype"] == dtype and report["cache"]["bits"] == 16 and dtype in report["cache"]["layout"]
+    assert (report["recipe"]["dtype"], report["cache"]["bits"], report["cache"]["layout"]) == (dtype, 16, "float")
     assert report["sizes"]["bits_per_weight"] == 16
     assert report["half"]["relative"] <= 2 * report["half"]["plain_relative"] and report["half"]["top1"] > 0.9
     check = graphrot.verify(tiny_onnx("qwen3"), output)
