@@ -36,7 +36,7 @@ AttendProblem attend_problem(const CacheFormat& format, float score_scale, float
   return problem;
 }
 
-AttendRun attend_kernel(const AttendProblem& problem, Isa isa) {
+AttendRun attend_kernel([[maybe_unused]] const AttendProblem& problem, [[maybe_unused]] Isa isa) {
 #if GRAPHROT_X86
   if (problem.code_bytes >= kPieceBytes && problem.format.head_size <= kWidestHead) {
     if (isa >= Isa::kVnni) return &attend_vnni;
@@ -44,7 +44,6 @@ AttendRun attend_kernel(const AttendProblem& problem, Isa isa) {
     if (isa == Isa::kAvx2) return &attend_avx2;
   }
 #endif
-  (void)isa;
   return &attend_scalar;
 }
 
