@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import onnx_ir as ir
 
 from graphrot.analysis.types import AttentionSite, AttentionSites
-from graphrot.graph import node_of, value_map
+from graphrot.graph import node_of
 from graphrot.ops.hadamard import ATTRIBUTES as TRANSFORM_ATTRIBUTES
 from graphrot.ops.hadamard import DOMAIN
 from graphrot.ops.hadamard import OP_TYPE as TRANSFORM
 from graphrot.ops.rotated_attention import AttentionForm, ensure_rotated_attention, rotated_attention_node
-from graphrot.passes.base import PROVENANCE, GraphPass, record_provenance
+from graphrot.passes.base import PROVENANCE, record_provenance
 from graphrot.passes.cache_lengths import CacheLengths
 from graphrot.passes.cache_operands import Operands
-from graphrot.passes.quantize_nodes import NodeWriter, remove_unused, require_opset
+from graphrot.passes.cache_pass import CachePass, declare
+from graphrot.passes.quantize_nodes import NodeWriter
 from graphrot.plan.types import RotationPlan
 
 
-class QuantizeCache(GraphPass):
+class QuantizeCache(CachePass):
     """Let every site store its keys and values as rows of 4 or 8 bits, and attend to what it stored.
 
     Transforms of queries and keys (R3) go into the operator. The caches of the graph become uint8
@@ -33,26 +33,13 @@ class QuantizeCache(GraphPass):
     """
 
     def __init__(self, plan: RotationPlan, found: AttentionSites, *, bits: Literal[4, 8]) -> None:
-        super().__init__(plan)
-        self._found = found
+        super().__init__(plan, found)
         self._bits: Literal[4, 8] = bits
 
-    def apply(self, model: ir.Model, done: set[str]) -> None:
-        require_opset(model)
-        writer, values = NodeWriter(model), value_map(model)
-        lengths = CacheLengths(writer, self._found)
-        read_shapes(writer, values, lengths, self._found, done)
-        for site in self._found.sites:
-            if site.node in done:
-                self.report.skipped.append((site.node, "replaced already"))
-                continue
-            self._replace(writer, values, lengths, site)
-            done.add(site.node)
-            self.report.changed.append(site.node)
-        if self.report.changed:
-            ensure_rotated_attention(model)
+    def finish(self, model: ir.Model) -> None:
+        ensure_rotated_attention(model)
 
-    def _replace(
+    def replace(
         self, writer: NodeWriter, values: dict[str, ir.Value], lengths: CacheLengths, site: AttentionSite
     ) -> None:
         node = node_of(values, site.node)
@@ -100,27 +87,6 @@ class QuantizeCache(GraphPass):
         writer.stand_in(zip(olds, [output, *made.outputs[1:]], strict=True))
         for present in made.outputs[1:]:
             declare(present, [site.kv_heads, form.row_bytes])
-
-
-def read_shapes(
-    writer: NodeWriter, values: dict[str, ir.Value], lengths: CacheLengths, found: AttentionSites, done: set[str]
-) -> None:
-    """Let nothing read the shape of a cache any more: it follows from other inputs, and its last size changes."""
-    for read in found.shapes:
-        old = values.get(read.node)
-        maker = None if old is None else old.producer()
-        if read.node in done or old is None or maker is None or maker.op_type != "Shape":
-            continue
-        old.replace_all_uses_with(lengths.shape(read))
-        remove_unused(writer.model, old)
-        done.add(read.node)
-
-
-def declare(cache: ir.Value, sizes: Sequence[int], dtype: ir.DataType = ir.DataType.UINT8) -> None:
-    """Say what a graph input or output holds now: ``[B, heads, T, row]``; names of free sizes stay."""
-    shape = [None, None, None, None] if cache.shape is None else list(cache.shape)
-    cache.shape = ir.Shape([shape[0], sizes[0], shape[2], sizes[1]])
-    cache.type = ir.TensorType(dtype)
 
 
 def data_of(transform: ir.Node) -> ir.Value:

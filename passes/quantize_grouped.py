@@ -9,12 +9,11 @@ import numpy as np
 import onnx_ir as ir
 
 from graphrot.analysis.types import AttentionSite, AttentionSites
-from graphrot.graph import node_of, value_map
-from graphrot.passes.base import GraphPass
+from graphrot.graph import node_of
 from graphrot.passes.cache_lengths import CacheLengths
 from graphrot.passes.cache_operands import Operands
-from graphrot.passes.quantize_cache import declare, read_shapes
-from graphrot.passes.quantize_nodes import NodeWriter, require_opset
+from graphrot.passes.cache_pass import CachePass, declare
+from graphrot.passes.quantize_nodes import NodeWriter
 from graphrot.plan.types import RotationPlan
 
 DOMAIN = "com.microsoft"
@@ -39,7 +38,7 @@ def obstacle(site: AttentionSite, bits: Literal[4, 8]) -> str | None:
     return None
 
 
-class QuantizeGrouped(GraphPass):
+class QuantizeGrouped(CachePass):
     """Let every site be a GroupQueryAttention whose cache holds int8, or uint8 with two 4-bit numbers.
 
     It applies no rotary positions: those stay in front of it, and the transforms of queries and keys (R3) behind them.
@@ -61,28 +60,15 @@ class QuantizeGrouped(GraphPass):
         per: Literal["tensor", "channel"],
         scales: Mapping[str, Scales],
     ) -> None:
-        super().__init__(plan)
-        self._found = found
+        super().__init__(plan, found)
         self._bits = bits
         self._per = per
         self._scales = scales
 
-    def apply(self, model: ir.Model, done: set[str]) -> None:
-        require_opset(model)
-        writer, values = NodeWriter(model), value_map(model)
-        lengths = CacheLengths(writer, self._found)
-        read_shapes(writer, values, lengths, self._found, done)
-        for site in self._found.sites:
-            if site.node in done:
-                self.report.skipped.append((site.node, "replaced already"))
-                continue
-            self._replace(writer, values, lengths, site)
-            done.add(site.node)
-            self.report.changed.append(site.node)
-        if self.report.changed:
-            model.opset_imports.setdefault(DOMAIN, 1)
+    def finish(self, model: ir.Model) -> None:
+        model.opset_imports.setdefault(DOMAIN, 1)
 
-    def _replace(
+    def replace(
         self, writer: NodeWriter, values: dict[str, ir.Value], lengths: CacheLengths, site: AttentionSite
     ) -> None:
         node = node_of(values, site.node)

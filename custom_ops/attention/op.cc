@@ -69,10 +69,7 @@ RotatedAttentionOp::RotatedAttentionOp(const Api& api_table, Element type) : Ele
   ort::fill<RotatedAttentionKernel>(this);
   GetName = [](const CustomOp*) { return RotatedAttentionOp::kName; };
   GetInputType = input_type;
-  GetInputTypeCount = [](const CustomOp*) { return kInputs; };
-  GetInputCharacteristic = [](const CustomOp*, std::size_t index) {
-    return index < kRequiredInputs ? ort::kRequired : ort::kOptional;
-  };
+  ort::take_inputs<kInputs, kRequiredInputs>(this);
   GetOutputType = [](const CustomOp* made, std::size_t index) {
     return index == 0 ? ort::element_type(made) : ort::kUint8;
   };

@@ -83,10 +83,7 @@ RotatedMatMulOp::RotatedMatMulOp(const Api& api_table, Element type) : ElementOp
   ort::fill<RotatedMatMulKernel>(this);
   GetName = [](const CustomOp*) { return RotatedMatMulOp::kName; };
   GetInputType = input_type;
-  GetInputTypeCount = [](const CustomOp*) { return kInputs; };
-  GetInputCharacteristic = [](const CustomOp*, std::size_t index) {
-    return index < kRequiredInputs ? ort::kRequired : ort::kOptional;
-  };
+  ort::take_inputs<kInputs, kRequiredInputs>(this);
   InferOutputShapeFn = infer_shape;
 }
 

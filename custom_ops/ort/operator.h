@@ -54,4 +54,13 @@ void fill(ElementOp* op) {
   op->GetEndVersion = [](const CustomOp*) { return 1; };
 }
 
+// `Inputs` inputs, of which all behind the first `Required` may be left out.
+template <std::size_t Inputs, std::size_t Required>
+void take_inputs(ElementOp* op) {
+  op->GetInputTypeCount = [](const CustomOp*) { return Inputs; };
+  op->GetInputCharacteristic = [](const CustomOp*, std::size_t index) {
+    return index < Required ? kRequired : kOptional;
+  };
+}
+
 }  // namespace graphrot::ort

@@ -13,13 +13,10 @@
 
 #include "attention/attention.h"
 #include "common/scratch.h"
+#include "tests/parallel.h"
 #include "tests/transforms.h"
 
 namespace graphrot::test {
-
-inline const auto in_order = [](std::size_t count, const auto& task) {
-  for (std::size_t i = 0; i < count; ++i) task(i);
-};
 
 struct AttentionShape {
   std::size_t kv_heads = 2, group = 3, head_size = 64;

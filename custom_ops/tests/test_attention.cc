@@ -1,36 +1,21 @@
 // The whole operator without a runtime, on every path: its definition in double over what is stored; chunks as one, in
 // place as grown, any number of threads, and working memory that does not grow with the cache.
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "tests/attention_case.h"
 #include "tests/check.h"
 #include "tests/counted.h"
+#include "tests/parallel.h"
 
 using namespace graphrot;
 using namespace graphrot::test;
 
 namespace {
-
-const auto backwards = [](std::size_t count, const auto& task) {
-  for (std::size_t i = count; i-- > 0;) task(i);
-};
-const auto on_three_threads = [](std::size_t count, const auto& task) {
-  std::atomic<std::size_t> next{0};
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 3; ++t) {
-    threads.emplace_back([&] {
-      for (std::size_t i = next++; i < count; i = next++) task(i);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-};
 
 std::string words(const AttentionShape& s) {
   return "heads " + std::to_string(s.kv_heads) + "/" + std::to_string(s.group) + "/" + std::to_string(s.head_size) +

@@ -1,6 +1,5 @@
 // The whole operator without a runtime: it is the product of the rows that the quantizer makes, in panels, on any
 // number of threads; and its working memory holds no rotated rows and no weights in float.
-#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -9,12 +8,12 @@
 #include <new>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "matmul/fused.h"
 #include "tests/check.h"
 #include "tests/counted.h"
+#include "tests/parallel.h"
 #include "tests/product_case.h"
 #include "tests/transforms.h"
 
@@ -22,25 +21,11 @@ using namespace graphrot;
 using test::Case;
 using test::Guarded;
 using test::Shape;
+using test::backwards;
+using test::in_order;
+using test::on_three_threads;
 
 namespace {
-
-const auto in_order = [](std::size_t count, const auto& task) {
-  for (std::size_t i = 0; i < count; ++i) task(i);
-};
-const auto backwards = [](std::size_t count, const auto& task) {
-  for (std::size_t i = count; i-- > 0;) task(i);
-};
-const auto on_three_threads = [](std::size_t count, const auto& task) {
-  std::atomic<std::size_t> next{0};
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 3; ++t) {
-    threads.emplace_back([&] {
-      for (std::size_t i = next++; i < count; i = next++) task(i);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-};
 
 struct Rotation {
   std::size_t size, order;  // size 0: none

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ def check(path: Path) -> None:
     if path.suffix.lower() != ".png" or path.is_dir() or not path.absolute().parent.is_dir():
         raise UsageError(f"{path} cannot be the chart", do="name a .png file in a folder that exists")
     try:
-        import matplotlib.figure  # noqa: F401 - only whether it is there
+        import_module("matplotlib.figure")
     except ImportError as error:
         raise EnvironmentProblem(
             "matplotlib, which draws the chart, is not installed", why=str(error), do="pip install 'graphrot[chart]'"

@@ -129,18 +129,23 @@ def test_padding_on_the_right(kind: Kind, capacity: int | None, tmp_path: Path) 
     assert cache.length == 8
 
 
-@pytest.mark.parametrize("capacity", [None, 12])
-def test_padding_that_the_mask_hides(capacity: int | None, tmp_path: Path) -> None:
-    session = opened(decoder(tmp_path, "rows8", "columns"))
-    row = drawn(1, 7)[0]
-    cache = KVCache(session, batch=2, capacity=capacity)
-    prompt = np.stack([np.concatenate([[3, 3], row[:4]]), np.arange(6)])
+def padded_like_alone(session: Any, cache: KVCache, row: np.ndarray, padding: int) -> None:
+    """A row with two tokens of padding on its left, beside a longer one, answers as it does by itself."""
+    prompt = np.stack([np.concatenate([[padding, padding], row[:4]]), np.arange(6)])
     mask = np.array([[0, 0, 1, 1, 1, 1], [1] * 6])
     found = [cache.run(session, {"input_ids": prompt, "attention_mask": mask})[0][0, 2:]]
     for token in row[4:]:
         mask = np.concatenate([mask, np.ones((2, 1), np.int64)], axis=1)
         found.append(cache.run(session, {"input_ids": np.full((2, 1), token), "attention_mask": mask})[0][0])
     same(np.concatenate(found), whole(session, row))
+
+
+@pytest.mark.parametrize("capacity", [None, 12])
+def test_padding_that_the_mask_hides(capacity: int | None, tmp_path: Path) -> None:
+    session = opened(decoder(tmp_path, "rows8", "columns"))
+    row = drawn(1, 7)[0]
+    cache = KVCache(session, batch=2, capacity=capacity)
+    padded_like_alone(session, cache, row, padding=3)
 
 
 def test_positions_follow_the_mask() -> None:
@@ -148,13 +153,7 @@ def test_positions_follow_the_mask() -> None:
     session = opened(tiny_onnx("llama"), library=False)
     row = np.random.default_rng(2).integers(3, VOCAB, 6)
     cache = KVCache(session, batch=2)
-    prompt = np.stack([np.concatenate([[0, 0], row[:4]]), np.arange(6)])
-    mask = np.array([[0, 0, 1, 1, 1, 1], [1] * 6])
-    found = [cache.run(session, {"input_ids": prompt, "attention_mask": mask})[0][0, 2:]]
-    for token in row[4:]:
-        mask = np.concatenate([mask, np.ones((2, 1), np.int64)], axis=1)
-        found.append(cache.run(session, {"input_ids": np.full((2, 1), token), "attention_mask": mask})[0][0])
-    same(np.concatenate(found), whole(session, row))
+    padded_like_alone(session, cache, row, padding=0)
 
 
 @pytest.mark.parametrize("capacity", [None, 12])

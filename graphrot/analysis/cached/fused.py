@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import onnx_ir as ir
@@ -38,20 +39,10 @@ def grouped(reader: Reader, node: ir.Node) -> AttentionSite:
     if operand(node, 1) is None or operand(node, 2) is None or seqlens is None or total is None:
         raise NotRead("its keys and values are not given one by one")
     cache = reader.fused_cache(node, pasts=(3, 4), presents=(1, 2))
-    return AttentionSite(
-        node=_name(node),
-        op=node.op_type,
-        past_key=cache.past_key,
-        past_value=cache.past_value,
-        present_key=cache.present_key,
-        present_value=cache.present_value,
-        query=OperandRef(_name(node), 0),
-        key=OperandRef(_name(node), 1),
-        value=OperandRef(_name(node), 2),
-        heads=integer(node, "num_heads"),
+    key, value = OperandRef(_name(node), 1), OperandRef(_name(node), 2)
+    return replace(
+        _site(node, cache, OperandRef(_name(node), 0), key, value, integer(node, "num_heads")),
         kv_heads=integer(node, "kv_num_heads"),
-        head_size=cache.width,
-        score_scale=_number(node, "scale") or cache.width**-0.5,
         softcap=_number(node, "softcap"),
         window=integer(node, "local_window_size", -1),
         seqlens=seqlens.name or "",
@@ -85,20 +76,9 @@ def standard(reader: Reader, node: ir.Node) -> AttentionSite:
             raise NotRead("the form of its mask is not known")
         place = OperandRef(_name(node), 3, "heads")
         mask = (MaskTerm(place) if seen.is_float else MaskTerm(place, "keep", number=_LOWEST),)
-    return AttentionSite(
-        node=_name(node),
-        op=node.op_type,
-        past_key=cache.past_key,
-        past_value=cache.past_value,
-        present_key=cache.present_key,
-        present_value=cache.present_value,
-        query=OperandRef(_name(node), 0, form),
-        key=key,
-        value=value,
-        heads=integer(node, "q_num_heads") if form == "rows" else shape[1],
-        kv_heads=cache.heads,
-        head_size=cache.width,
-        score_scale=_number(node, "scale") or cache.width**-0.5,
+    heads = integer(node, "q_num_heads") if form == "rows" else shape[1]
+    return replace(
+        _site(node, cache, OperandRef(_name(node), 0, form), key, value, heads),
         softcap=_number(node, "softcap"),
         causal=bool(integer(node, "is_causal")),
         output=form,
@@ -129,22 +109,31 @@ def multi_head(reader: Reader, node: ir.Node) -> AttentionSite:
             raise NotRead("its padding mask is not of the form [batch, tokens]")
         filtered = _number(node, "mask_filter_value") or _FILTER
         mask = (*mask, MaskTerm(OperandRef(_name(node), 4), "padding", number=filtered))
+    return replace(
+        _site(node, cache, OperandRef(_name(node), 0), key, value, integer(node, "num_heads")),
+        causal=bool(integer(node, "unidirectional")),
+        mask=mask,
+    )
+
+
+def _site(
+    node: ir.Node, cache: Cache, query: OperandRef, key: OperandRef, value: OperandRef, heads: int
+) -> AttentionSite:
+    """What every operator says in the same way; without a scale of its own it is one by the root of the width."""
     return AttentionSite(
         node=_name(node),
         op=node.op_type,
+        query=query,
+        key=key,
+        value=value,
         past_key=cache.past_key,
         past_value=cache.past_value,
         present_key=cache.present_key,
         present_value=cache.present_value,
-        query=OperandRef(_name(node), 0),
-        key=key,
-        value=value,
-        heads=integer(node, "num_heads"),
+        heads=heads,
         kv_heads=cache.heads,
         head_size=cache.width,
         score_scale=_number(node, "scale") or cache.width**-0.5,
-        causal=bool(integer(node, "unidirectional")),
-        mask=mask,
     )
 
 
