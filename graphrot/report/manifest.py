@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from graphrot.analysis.types import AttentionSites, Facts
 from graphrot.evaluate.certificate import Certificate, weight_bytes
@@ -22,131 +22,27 @@ from graphrot.plan.serialize import plan_hash
 from graphrot.plan.types import MeanFold, Rotation, RotationPlan
 from graphrot.quantize import Quantized
 from graphrot.recipe import Recipe
+from graphrot.report.parts import (
+    CachePart,
+    CalibrationPart,
+    CertificatePart,
+    ChoicePart,
+    EvaluationPart,
+    HalfPart,
+    LearningPart,
+    MeanPart,
+    OutlierPart,
+    Part,
+    PlanPart,
+    QuantizedPart,
+    RefusedPart,
+    RotationPart,
+    SizesPart,
+    SourcePart,
+)
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class SourcePart(_Part):
-    kind: str
-    name: str
-    sha256: str
-
-
-class RotationPart(_Part):
-    """One rotation that was applied; producers and consumers are the tensors that were changed.
-
-    An online rotation also names the run-time tensors that its transforms follow.
-    """
-
-    kind: str
-    space: str
-    placement: str
-    dim: int
-    matrix: dict[str, Any]
-    producers: list[str]
-    consumers: list[str]
-
-
-class RefusedPart(_Part):
-    kind: str
-    node: str
-    op: str
-    reason: str
-
-
-class MeanPart(_Part):
-    """A space whose LayerNorms became RMS norms: the tensors that were centred for it, and the norms by their output.
-
-    ``online`` are run-time tensors that are centred while the model runs.
-    """
-
-    space: str
-    producers: list[str]
-    online: list[str]
-    norms: list[str]
-
-
-class PlanPart(_Part):
-    rotations: list[RotationPart]
-    refused: list[RefusedPart]
-    means: list[MeanPart] = []
-
-
-class CertificatePart(_Part):
-    """The measured difference between the source and the rotated, not yet quantized model.
-
-    ``relative`` and ``tolerance`` are fractions of the largest source logit; ``control_relative`` is the
-    same measure with one inverse left out, and must be over the tolerance (None: nothing was rotated).
-    """
-
-    mode: str
-    max_abs: float
-    relative: float
-    top1: float
-    tolerance: float
-    dtype: str
-    tokens: int
-    control_relative: float | None
-
-
-class HalfPart(_Part):
-    """What a float16 or bfloat16 model's logits are off by, as fractions of the source's largest logit in float32.
-
-    ``relative`` is the written model, quantization included; ``plain_relative`` the source cast alike,
-    neither rotated nor quantized (None: it does not fit into the type).
-    """
-
-    dtype: str
-    relative: float
-    plain_relative: float | None
-    top1: float
-    tokens: int
-
-
-class SizesPart(_Part):
-    """File sizes in bytes, and the bits per weight of the quantized linears, scales included."""
-
-    source_bytes: int
-    model_bytes: int
-    bits_per_weight: float
-
-
-class QuantizedPart(_Part):
-    """One quantized tensor.
-
-    ``error`` is a ratio of norms. For linears solved by gptq it is that of their outputs on the calibration text,
-    ``|X W' - X W| / |X W|``, X as the quantized model makes them; for all others (rtn, clip, tables, heads) that of
-    the weights, ``|W' - W| / |W|``. ``error_without_rotation`` is the same measure of the source's tensor, after the
-    same solver on the same grid, with the same X in the source's basis; None where nothing was rotated.
-    """
-
-    tensor: str
-    node: str
-    bits: int
-    group: int | str
-    error: float
-    error_without_rotation: float | None
-
-
-class CachePart(_Part):
-    """What the key/value cache holds.
-
-    ``layout``: ``float`` ``[batch, heads, tokens, width]`` of ``bits``; ``rows``, uint8, a scale and a minimum behind
-    the codes of each token and head; ``gqa``, as ONNX Runtime's GroupQueryAttention packs it; ``none`` without a cache.
-    ``scales``: what shares a scale, ``token``, ``tensor`` or ``channel``. ``shared_buffers``: one buffer of fixed
-    capacity may be both past and present.
-    """
-
-    bits: int
-    layout: str
-    rotated: bool
-    scales: str | None
-    shared_buffers: bool = False
-
-
-class Manifest(_Part):
+class Manifest(Part):
     """The content of ``graphrot.json``.
 
     ``tokenizer_files`` are those that were copied into the output folder, with their sha256; ``other_files`` what else
@@ -164,8 +60,13 @@ class Manifest(_Part):
     cache: CachePart
     seconds: dict[str, float]
     versions: dict[str, str]
-    tokenizer_files: dict[str, str] = {}
-    other_files: dict[str, str] = {}
+    tokenizer_files: dict[str, str] = Field(default_factory=dict)
+    other_files: dict[str, str] = Field(default_factory=dict)
+    calibration: CalibrationPart | None = None
+    learning: LearningPart | None = None
+    choices: list[ChoicePart] = Field(default_factory=list)
+    outliers: list[OutlierPart] = Field(default_factory=list)
+    evaluations: list[EvaluationPart] = Field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path) -> Manifest:

@@ -26,7 +26,7 @@ def wait(job, *_, **__):
     {wait}
 
 import graphrot.convert
-sys.modules["graphrot.convert"]._Job.run = wait
+sys.modules["graphrot.job"].Job.run = wait
 main()
 """
 _SLEEP = "time.sleep(60)"
@@ -82,7 +82,7 @@ def swallow(work, progress):
     progress("the next step", 0, 1)
     print("lost", flush=True)
 
-sys.modules["graphrot.convert"]._Job.run = lambda job, *_, **__: swallow(job.work, job.progress)
+sys.modules["graphrot.job"].Job.run = lambda job, *_, **__: swallow(job.work, job.progress)
 main()
 """
 

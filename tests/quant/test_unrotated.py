@@ -29,7 +29,7 @@ from graphrot.quant.hessian import SecondMoment
 from graphrot.quant.rtn import quantize_rtn
 from graphrot.quant.unrotated import SourceWeight, gptq_errors, source_moment
 from graphrot.quantize import CALIBRATION_TOKENS, calibration_feeds
-from graphrot.report.manifest import QuantizedPart
+from graphrot.report.parts import QuantizedPart
 from graphrot.rotation.orthogonal import build_matrix
 from graphrot.texts import Texts
 from tests.exported import tiny_onnx, write_tokenizer

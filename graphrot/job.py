@@ -1,0 +1,290 @@
+"""One conversion: the steps from a source to a rotated, quantized, checked model, in their order.
+
+Heavy imports stand inside the methods, so that ``import graphrot`` stays fast.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from graphrot.converted import Converted
+from graphrot.errors import InputRefused
+from graphrot.progress import Progress
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from graphrot.evaluate.certificate import Certificate
+    from graphrot.half import HalfError, HalfTypes
+    from graphrot.model.interop import ModelObject
+    from graphrot.model.load import Source
+    from graphrot.plan.types import RotationPlan
+    from graphrot.quant.groups import SolvedGroups
+    from graphrot.recipe import Recipe
+    from graphrot.texts import Texts
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Folders of a run: for scratch files, for the export of the source, and for solved weights."""
+
+    scratch: Path
+    export: Path
+    groups: Path
+
+
+class Job:
+    """One conversion: its recipe, its folders, its clock."""
+
+    def __init__(self, recipe: Recipe, work: Places, progress: Progress) -> None:
+        self.recipe = recipe
+        self.work = work
+        self.progress = progress
+        self.seconds: dict[str, float] = {}
+        self.notes: tuple[str, ...] = ()
+        self.longest: int | None = None
+        self.opens_attention = False
+        """Rotary positions are taken out of attention nodes."""
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Time a step."""
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - start, 3)
+
+    def run(
+        self,
+        spec: str | ModelObject,
+        *,
+        calibration: Path | None,
+        tokenizer: Path | None,
+        plan: RotationPlan | None,
+        allow_partial: bool,
+    ) -> Converted:
+        """The order of things."""
+        from graphrot.analysis.analyze import analyze
+        from graphrot.cache import cache_names, cache_notes, find_sites
+        from graphrot.emit.genai import genai_parts, restore_names
+        from graphrot.emit.half_ends import restore_ends
+        from graphrot.half import half_notes, half_types, narrow_model
+        from graphrot.model.load import load_source, widened
+        from graphrot.plan.replay import refuse_less, same_source
+        from graphrot.prepare import opened_up, plan_for
+        from graphrot.quantize import quantize
+        from graphrot.report.manifest import build_manifest, metadata
+        from graphrot.texts import Texts
+
+        with self.step("export"):
+            source = load_source(spec, workdir=self.work.export, progress=self.progress)
+            source = widened(source, self.work.scratch / "widened")
+        texts = Texts(tokenizer or source.tokenizer_dir, calibration)
+        self._check(source, texts)
+        genai_parts(self.recipe, source.model, source, texts.tokenizer_dir)
+        with self.step("analysis"):
+            rotates = "R3" in self.recipe.sites if plan is None else _rotates(plan, "R3")
+            self.opens_attention = rotates or self.recipe.kv is not None
+            source = opened_up(source, rotary=self.opens_attention)
+            facts = analyze(source.model, progress=self.progress)
+            sites = find_sites(source.model, facts, self.recipe, allow_partial=allow_partial, progress=self.progress)
+        types = half_types(source.model, facts, source.floats, self.recipe.dtype, cache_names(sites))
+        self.recipe = self.recipe.model_copy(update={"dtype": types.dtype})
+        with self.step("plan"):
+            chosen = (
+                plan_for(facts, self.recipe, source_hash=source.sha256)
+                if plan is None
+                else same_source(plan, source.sha256)
+            )
+            if self.recipe.rotations is not None:
+                refuse_less(chosen, self.recipe, allow_partial=allow_partial)
+        with self.step("rotate"):
+            rotated = self._rotated(source.model, chosen)
+        certificate = None
+        if self.recipe.certificate is not None:
+            with self.step("certificate"):
+                certificate = self._certify(source, rotated, chosen, texts)
+        with self.step("quantize"):
+            solved = self._solved(source, chosen, texts)
+            done = quantize(
+                rotated,
+                source.model,
+                facts,
+                chosen,
+                self.recipe,
+                texts=texts,
+                scratch=self.work.scratch / "quantized",
+                solved=solved,
+                longest=self.longest,
+                sites=sites,
+                progress=self.progress,
+            )
+        if solved is not None and solved.known:
+            self.notes += (f"resumed: {solved.known} groups of weights had been solved before",)
+        half = None
+        if types.half is not None:
+            with self.step("narrow"):
+                narrow_model(rotated, types, self.work.scratch / "narrowed", progress=self.progress)
+                if self.recipe.certificate is not None:
+                    half = self._measure(source, rotated, types, texts)
+        else:
+            restore_ends(rotated, types.ends)
+        if types.half is not None or (self.recipe.quantizes and self.recipe.certificate is not None):
+            with self.step("check"):
+                self._try(rotated)
+        report = build_manifest(
+            source, rotated, self.recipe, chosen, certificate, done, facts, sites, self.seconds, types, half
+        )
+        rotated.metadata_props.update(metadata(report, chosen))
+        parts = genai_parts(self.recipe, rotated, source, texts.tokenizer_dir)
+        restore_names(rotated, source)
+        notes = source.notes + texts.notes + self.notes + done.notes + half_notes(types, source.kind)
+        notes += cache_notes(sites, self.recipe, source.kind) + parts.notes
+        return Converted(rotated, chosen, certificate, report, notes, texts.tokenizer_dir, beside=parts.beside)
+
+    def _solved(self, source: Source, plan: RotationPlan, texts: Texts) -> SolvedGroups | None:
+        """Where gptq keeps what it has solved, and finds what an interrupted run has solved for the same job."""
+        import hashlib
+
+        from graphrot.plan.serialize import plan_hash
+        from graphrot.quant.groups import SolvedGroups
+        from graphrot.quantize import CALIBRATION_TOKENS
+        from graphrot.report.manifest import library_versions
+
+        if self.recipe.solver != "gptq" or self.recipe.weight_bits is None:
+            return None
+        job = {
+            "source": source.sha256,
+            "recipe": self.recipe.model_dump(mode="json"),
+            "plan": plan_hash(plan),
+            "calibration text": hashlib.sha256(texts.tokens(CALIBRATION_TOKENS).tobytes()).hexdigest(),
+            "versions": library_versions(),
+        }
+        solved = SolvedGroups(self.work.groups, job)
+        if solved.changed:
+            note = f"not resumed, since the interrupted run had another {', another '.join(solved.changed)}"
+            self.progress(note, 0, 1)
+            self.notes += (note,)
+        return solved
+
+    def _check(self, source: Source, texts: Texts) -> None:
+        """Refuse early what would fail after minutes."""
+        import onnx_ir as ir
+
+        from graphrot.model.finite import refuse_not_finite
+        from graphrot.quantize import SHORTEST_CALIBRATION
+
+        runs = self.recipe.calibrates or self.recipe.certificate is not None
+        if runs and "input_ids" not in [value.name for value in source.model.graph.inputs]:
+            raise InputRefused(
+                "The model is not a decoder",
+                where="inputs " + ", ".join(str(value.name) for value in source.model.graph.inputs),
+                why="none is called input_ids, which the certificate and gptq feed tokens to",
+                do="give a decoder with input_ids in and logits out; --certificate off rotates other transformers",
+            )
+        refuse_not_finite(source.model)
+        for value in source.model.graph.initializers.values():
+            if value.dtype == ir.DataType.DOUBLE and value.shape is not None and len(value.shape) > 1:
+                raise InputRefused(
+                    "The source's weights are float64",
+                    where=f"tensor {value.name!r}",
+                    why="float32, float16 and bfloat16 models are converted",
+                    do="export the model in float32",
+                )
+        texts.fit(source.model)
+        if self.recipe.calibrates:
+            texts.serve(self.recipe, tokens=SHORTEST_CALIBRATION)
+        elif self.recipe.certificate is not None and texts.available:
+            texts.tokens(1)
+
+    def _rotated(self, model: ir.Model, plan: RotationPlan, name: str = "rotated") -> ir.Model:
+        """A rotated copy of the model; its new weights lie in the scratch folder."""
+        from graphrot.folded import materialize
+        from graphrot.graph import WeightStore
+        from graphrot.prepare import rotated_graph
+
+        self.progress("rotating the weights", 0, 1)
+        result = rotated_graph(model, plan, quantizes=self.recipe.quantizes)
+        materialize(result, WeightStore(self.work.scratch / name), progress=self.progress)
+        return result
+
+    def _certify(self, source: Source, rotated: ir.Model, plan: RotationPlan, texts: Texts) -> Certificate:
+        from graphrot.evaluate.certificate import TEXT_TOKENS, certify
+        from graphrot.model.save import save_model
+        from graphrot.prepare import opened_up
+
+        folder = self.work.scratch / "certificate"
+        folder.mkdir()
+        save_model(rotated, folder / "rotated.onnx")
+        text = texts.tokens(TEXT_TOKENS) if texts.available else ()
+        return self._in_windows(
+            source.path,
+            lambda window: certify(
+                source.path,
+                folder / "rotated.onnx",
+                plan,
+                rotate=lambda model: self._rotated(
+                    opened_up(replace(source, model=model), rotary=self.opens_attention).model, plan, "rotated64"
+                ),
+                text=text,
+                window=window,
+                progress=self.progress,
+            ),
+        )
+
+    def _in_windows(self, source: Path, measure: Callable[[int], _T]) -> _T:
+        """Measure in rows of the usual length or, if the source takes fewer tokens, as long as it does."""
+        from graphrot.evaluate.compare import WINDOW, longest_run
+        from graphrot.evaluate.session import open_decoder
+
+        try:
+            return measure(self.longest or WINDOW)
+        except InputRefused:
+            decoder = open_decoder(source)
+            longest = longest_run(decoder, self.longest or WINDOW, batch=decoder.batch)
+            if longest in (None, self.longest or WINDOW):
+                raise
+        assert longest is not None
+        self.longest = longest
+        self.notes += (f"the model takes at most {longest} tokens at once: it was run on rows of so many",)
+        return measure(longest)
+
+    def _measure(self, source: Source, narrowed: ir.Model, types: HalfTypes, texts: Texts) -> HalfError:
+        from graphrot.evaluate.certificate import TEXT_TOKENS
+        from graphrot.half import measure_half
+
+        text = texts.tokens(TEXT_TOKENS) if texts.available else ()
+        return self._in_windows(
+            source.path,
+            lambda window: measure_half(
+                source.path,
+                narrowed,
+                types,
+                self.work.scratch / "half",
+                text=text,
+                window=window,
+                progress=self.progress,
+            ),
+        )
+
+    def _try(self, model: ir.Model) -> None:
+        """Load the finished model, and run it if it is a decoder: what does not run must not be written."""
+        from graphrot.evaluate.trial import try_model
+        from graphrot.model.save import check_written, save_model
+
+        self.progress("trying the model", 0, 1)
+        folder = self.work.scratch / "tried"
+        folder.mkdir()
+        save_model(model, folder / "model.onnx")
+        check_written(folder / "model.onnx")
+        try_model(folder, decoder=self.recipe.certificate is not None)
+
+
+def _rotates(plan: RotationPlan, kind: str) -> bool:
+    return any(rotation.space.kind == kind for rotation in plan.rotations)
