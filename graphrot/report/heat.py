@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from graphrot.report.measured import COLUMNS, Measured, Site, Surface
+from graphrot.report.measured import Measured, Site, Surface
 from graphrot.report.png import LEVELS, data_uri, png, ramp
 from graphrot.report.svg import Drawing, Scale, label
 
@@ -25,11 +26,8 @@ class HeatMap:
 
     kind: str
     rows: int
-    channels: int
-    joined: int
-    """Neighbouring channels in one column."""
-    high: float
-    """The number that the last colour stands for."""
+    figures: dict[str, object]
+    """What the page says about it in numbers."""
     before: tuple[str, str]
     after: tuple[str, str]
     ticks: tuple[tuple[float, str], ...]
@@ -55,34 +53,36 @@ def _heat_map(kind: str, sites: list[Site]) -> HeatMap:
     before, after = (tuple(data_uri(png(_levels(side, high), palette)) for palette in _PALETTES) for side in sides)
     ticks = Scale(1, high, 0, 1, log=True).ticks()
     scale = Scale(1, high, 0, 1000, log=True)
-    channels = sites[0].channels
+    figures, channels = _figures(kind, sites), sites[0].channels
     what = f"largest magnitude of each channel ({channels} across) in {len(sites)} tensors of kind {kind} (down)"
     return HeatMap(
         kind,
         len(sites),
-        channels,
-        -(-channels // COLUMNS),
-        high,
+        figures,
         (before[0], before[1]),
         (after[0], after[1]),
         tuple((scale.at(tick) / 10, label(tick)) for tick in ticks),
         (
-            f"Heat map before rotation: {what}. {_streaks(sites)}",
-            f"Heat map after rotation, on the same scale: {what}. The largest is {_peak(sites):.3g} medians.",
+            f"Heat map before rotation: {what}. "
+            f"Channel {figures['channel']} holds the largest number in {figures['times']} of them.",
+            f"Heat map after rotation, on the same scale: {what}. The largest is {figures['after']:.3g} medians.",
         ),
     )
 
 
-def _streaks(sites: list[Site]) -> str:
-    """What people see: channels that stand out in many layers."""
+def _figures(kind: str, sites: list[Site]) -> dict[str, object]:
+    """What people see: how far it goes, and the channel that stands out in most tensors."""
     channels = [site.channel for site in sites]
-    most = max(set(channels), key=channels.count)
-    times = channels.count(most)
-    return f"Channel {most} holds the largest number in {times} of {len(sites)} tensors."
-
-
-def _peak(sites: list[Site]) -> float:
-    return max(site.after for site in sites)
+    most = max(sorted(set(channels)), key=channels.count)
+    return {
+        "kind": kind,
+        "rows": len(sites),
+        "channels": sites[0].channels,
+        "before": max(site.before for site in sites),
+        "after": max(site.after for site in sites),
+        "channel": most,
+        "times": channels.count(most),
+    }
 
 
 def _levels(side: np.ndarray, high: float) -> np.ndarray:
@@ -123,7 +123,7 @@ def _ridge(heights: np.ndarray, x0: float, y0: float, step: float, style: str) -
             kept.append(place)
     kept.append(len(ys) - 1)
     steps = [f"M{xs[0]} {round(y0)}V{ys[0]}"]
-    for last, place in zip(kept, kept[1:], strict=False):
+    for last, place in pairwise(kept):
         steps.append(f"l{xs[place] - xs[last]} {ys[place] - ys[last]}")
     steps.append(f"V{round(y0)}z")
     return f'<path class="ridge {style}" d="{"".join(steps)}"/>'

@@ -18,14 +18,23 @@ _STEP = re.compile(r'\.?([A-Za-z_][^.\[\]]*)|\[(\d+)\]|\[\*\]|\[(\w+)=([^\]]*)\]
 NONE = "-"
 """What stands where there is no figure."""
 
+
+def _compared(entry: Mapping[str, Any]) -> bool:
+    return entry.get("error_without_rotation") is not None
+
+
 HOW: Mapping[str, Callable[[Any], Any]] = {
     "count": len,
     "sum": sum,
     "median": median,
+    "lengths": lambda entries: sum(len(entry) for entry in entries),
     "largest": max,
     "smallest": min,
+    "compared": lambda entries: sum(_compared(entry) for entry in entries),
+    "smaller": lambda entries: sum(_compared(e) and e["error"] < e["error_without_rotation"] for e in entries),
+    "relieved": lambda entries: sum(entry["after"] < entry["before"] for entry in entries),
 }
-"""What a figure made of several entries is."""
+"""What a figure made of several entries is: ``compared``, ``smaller`` and ``relieved`` count entries of one kind."""
 
 
 def resolve(content: Any, path: str) -> Any:
@@ -38,7 +47,7 @@ def resolve(content: Any, path: str) -> Any:
         position = step.end()
         key, index, field, wanted, quoted = step.groups()
         if key is None and index is None and field is None and quoted is None:
-            many = True
+            found, many = list(found.values()) if isinstance(found, Mapping) else found, True
         elif field is not None:
             found = [entry for entry in found or () if str(entry.get(field)) == wanted]
         elif index is not None:
