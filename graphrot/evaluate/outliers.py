@@ -79,19 +79,16 @@ def measure_outliers(
     )
 
 
-def first_row(
-    path: Path, text: Callable[[int], np.ndarray] | None, *, longest: int | None = None, most: int = WINDOW
-) -> np.ndarray:
+def first_row(path: Path, text: Callable[[int], np.ndarray] | None, *, longest: int | None = None) -> np.ndarray:
     """``[T] int64``: the start of the text or, without one, the random tokens that a certificate begins with.
 
     Args:
         path: the model; says how many tokens there are to draw from.
         text: gives its first so many tokens; None: there is none.
         longest: what the model takes at once; None: as much as the row has.
-        most: tokens of text.
     """
     if text is not None:
-        return text(min(most, longest or most))
+        return text(min(WINDOW, longest or WINDOW))
     probe = random_probes(open_decoder(path).vocabulary, batch=1, window=longest or WINDOW)[0]
     return np.asarray(probe.tokens[0])
 

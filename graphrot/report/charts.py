@@ -8,7 +8,7 @@ from typing import Any
 from graphrot.report.svg import Drawing, Scale, decades
 
 _WIDTH = 1000
-_LEFT, _RIGHT = 52, 988
+_LEFT, _RIGHT = 62, 988
 
 
 def error_chart(entries: Sequence[Mapping[str, Any]]) -> str:

@@ -55,6 +55,8 @@ def _heat_map(kind: str, sites: list[Site]) -> HeatMap:
     scale = Scale(1, high, 0, 1000, log=True)
     figures, channels = _figures(kind, sites), sites[0].channels
     what = f"largest magnitude of each channel ({channels} across) in {len(sites)} tensors of kind {kind} (down)"
+    streak = f"Channel {figures['channel']} holds the largest number in {figures['times']} of them."
+    flat = f"The largest is {figures['after']:.3g} medians."
     return HeatMap(
         kind,
         len(sites),
@@ -62,11 +64,7 @@ def _heat_map(kind: str, sites: list[Site]) -> HeatMap:
         (before[0], before[1]),
         (after[0], after[1]),
         tuple((scale.at(tick) / 10, label(tick)) for tick in ticks),
-        (
-            f"Heat map before rotation: {what}. "
-            f"Channel {figures['channel']} holds the largest number in {figures['times']} of them.",
-            f"Heat map after rotation, on the same scale: {what}. The largest is {figures['after']:.3g} medians.",
-        ),
+        (f"Heat map before rotation: {what}. {streak}", f"Heat map after rotation, on the same scale: {what}. {flat}"),
     )
 
 
@@ -110,6 +108,8 @@ def surface(found: Surface, *, rotated: bool) -> str:
         share = row / max(tokens - 1, 1)
         x0, y0 = left + _SLANT * (1 - share), _HEIGHT - 30 - _DEPTH * (1 - share)
         drawing.add(_ridge(values[row] / high * _RISE, x0, y0, width / max(columns - 1, 1), state))
+    drawing.text(left, _HEIGHT - 4, "channels", style="tick large")
+    drawing.text(_WIDTH - 20, _HEIGHT - 30 - _DEPTH / 2, "tokens", anchor="end", style="tick large")
     return drawing.markup()
 
 

@@ -100,16 +100,9 @@ def build_page(record: Mapping[str, Any], measured: Measured | None, *, folder: 
 
 
 def _whole(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record with the parts that earlier versions did not have, and without fingerprints, which are for machines."""
-    content = {
-        "quantized": [],
-        "outliers": [],
-        "evaluations": [],
-        "choices": [],
-        "seconds": {},
-        "versions": {},
-        **record,
-    }
+    """The record with the parts that earlier versions did not have; without fingerprints, which are for machines."""
+    lists: dict[str, Any] = {name: [] for name in ("quantized", "outliers", "evaluations", "choices")}
+    content = {**lists, "seconds": {}, "versions": {}, **record}
     for part in (content, content.get("learning") or {}):
         known = part.get("calibration")
         if known:
@@ -135,7 +128,9 @@ def _lead(content: Mapping[str, Any]) -> str:
     if recipe.get("kv"):
         said.append(f"a cache in {recipe['kv']}")
     rotations = recipe.get("rotations")
-    said.append(f"{rotations} rotations" if rotations else "no rotation")
+    known = {"hadamard": "Hadamard rotations", "auto": "rotations where measuring found them useful"}
+    learned = "learned rotations" if content.get("learning") else f"{rotations} rotations"
+    said.append(known.get(str(rotations), learned) if rotations else "no rotation")
     return f"{said[0][0].upper()}{said[0][1:]}, {', '.join(said[1:-1])}{' and ' if len(said) > 1 else ''}{said[-1]}."
 
 

@@ -131,7 +131,7 @@ def _significant(value: float, digits: int = 3) -> str:
         return f"{value:g}"
     exponent = math.floor(math.log10(abs(value)))
     if -4 <= exponent < 6:
-        return f"{value:.{max(0, digits - 1 - exponent)}f}"
+        return f"{value:,.{max(0, digits - 1 - exponent)}f}"
     return f"{value:.{digits - 1}e}"
 
 
