@@ -83,7 +83,8 @@ def gather(seen: Iterable[Seen], measured: Measured) -> Measured:
         known = measured.surfaces.get(site.kind)
         if known is None or known.site.before < site.before:
             scale = _median(tensor.before)
-            pair = (np.abs(side[: _SURFACE[0]]) / scale for side in (tensor.before, tensor.after))
+            rows = min(_SURFACE[0], measured.tokens)  # where heads stand in front of tokens: of the first head
+            pair = (np.abs(side[:rows]) / scale for side in (tensor.before, tensor.after))
             before, after = (_columns(side, _SURFACE[1]) for side in pair)
             measured.surfaces[site.kind] = Surface(site, before, after)
     order = {kind: number for number, kind in enumerate(("R1", "R2", "R3", "R4", "O"))}

@@ -140,8 +140,13 @@ def seen_from_source(
 def _readers(model: ir.Model, plan: RotationPlan) -> Iterator[tuple[tuple[WeightUse, tuple[Rotation, ...]], ir.Node]]:
     """Consumers of rotated channels in graph order: all rotations that meet at one of them, and its node."""
     met: dict[str, tuple[WeightUse, list[Rotation]]] = {}
+    helpers = {plan.tie_matrix, *(fold.lookup.number for fold in plan.mean_folds if fold.lookup is not None)}
+    if plan.tie is not None and plan.tie_matrix is not None:
+        helpers.add(plan.tie.head.node)  # reads what the small matrix made
     for rotation in plan.rotations:
         for use in rotation.space.consumers:
+            if use.node in helpers:  # small matrices beside a shared table
+                continue
             met.setdefault(use.node, (use, []))[1].append(rotation)
     order = {id(node): number for number, node in enumerate(model.graph)}
     nodes = _by_output(model)

