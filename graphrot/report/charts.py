@@ -18,7 +18,10 @@ def error_chart(entries: Sequence[Mapping[str, Any]]) -> str:
     compared = any(without is not None for _, without in pairs)
     title = f"Relative error of {len(pairs)} quantized tensors" + (", with and without rotation" if compared else "")
     drawing = Drawing(_WIDTH, 300, title)
-    upright = Scale(0, max(known) * 1.06, 262, 14)
+    least = min((value for value in known if value > 0), default=1.0)
+    low, high = decades(known)
+    spread = max(known) > 10 * least
+    upright = Scale(low, high, 262, 14, log=True) if spread else Scale(0, max(known) * 1.06 or 1.0, 262, 14)
     drawing.rows(upright, _LEFT, _RIGHT)
     across = Scale(0, max(len(pairs) - 1, 1), _LEFT + 10, _RIGHT - 8)
     radius = 3.2 if len(pairs) < 150 else 2.4

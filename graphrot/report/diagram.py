@@ -8,7 +8,7 @@ from typing import Any
 
 from graphrot.report.svg import Drawing
 
-_STREAM = 64
+_STREAM = 44
 """Height of the residual stream."""
 
 

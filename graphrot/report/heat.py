@@ -109,7 +109,7 @@ def surface(found: Surface, *, rotated: bool) -> str:
         x0, y0 = left + _SLANT * (1 - share), _HEIGHT - 30 - _DEPTH * (1 - share)
         drawing.add(_ridge(values[row] / high * _RISE, x0, y0, width / max(columns - 1, 1), state))
     drawing.text(left, _HEIGHT - 4, "channels", style="tick large")
-    drawing.text(_WIDTH - 20, _HEIGHT - 30 - _DEPTH / 2, "tokens", anchor="end", style="tick large")
+    drawing.text(left + width + _SLANT / 4 + 18, _HEIGHT - 30 - _DEPTH / 4, "tokens", style="tick large")
     return drawing.markup()
 
 

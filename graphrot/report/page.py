@@ -76,7 +76,7 @@ def build_page(record: Mapping[str, Any], measured: Measured | None, *, folder: 
         r=content,
         trace=trace,
         key=key,
-        none=NONE,
+        dash=NONE,
         style=Markup(_resource("style.css")),
         title=f"{content['source']['name']}, {content['recipe'].get('name', 'converted')}",
         lead=_lead(content),
@@ -131,7 +131,8 @@ def _lead(content: Mapping[str, Any]) -> str:
     known = {"hadamard": "Hadamard rotations", "auto": "rotations where measuring found them useful"}
     learned = "learned rotations" if content.get("learning") else f"{rotations} rotations"
     said.append(known.get(str(rotations), learned) if rotations else "no rotation")
-    return f"{said[0][0].upper()}{said[0][1:]}, {', '.join(said[1:-1])}{' and ' if len(said) > 1 else ''}{said[-1]}."
+    comma = "," if len(said) > 2 else ""
+    return f"{said[0][0].upper()}{said[0][1:]}{''.join(f', {part}' for part in said[1:-1])}{comma} and {said[-1]}."
 
 
 def _parts(content: Mapping[str, Any]) -> list[tuple[str, str]]:

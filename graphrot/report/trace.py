@@ -15,7 +15,7 @@ from typing import Any
 from markupsafe import Markup
 
 _STEP = re.compile(r'\.?([A-Za-z_][^.\[\]]*)|\[(\d+)\]|\[\*\]|\[(\w+)=([^\]]*)\]|\["([^"]*)"\]')
-NONE = "-"
+NONE = "\u2013"
 """What stands where there is no figure."""
 
 
@@ -51,7 +51,7 @@ def resolve(content: Any, path: str) -> Any:
         elif field is not None:
             found = [entry for entry in found or () if str(entry.get(field)) == wanted]
         elif index is not None:
-            found = _at(found, int(index))
+            found = [_at(entry, int(index)) for entry in found or ()] if many else _at(found, int(index))
         else:
             name = quoted if key is None else key
             found = [_at(entry, name) for entry in found or ()] if many else _at(found, name)
@@ -146,6 +146,6 @@ FORMS: Mapping[str, Callable[[Any], str]] = {
     "percent": lambda value: f"{100 * value:.2f} %",
     "gain": lambda value: f"{100 * value:+.1f} %",
     "seconds": lambda value: f"{value:.1f} s",
-    "times": lambda value: f"{_significant(value)}x",
+    "times": lambda value: f"{_significant(value)}\u00d7",
 }
 """How numbers are shown."""

@@ -85,7 +85,8 @@ def look_up(record: Any, path: str) -> Any:
         elif step.startswith('["'):
             found = found[step[2:-2]]
         elif re.fullmatch(r"\[\d+\]", step):
-            found = found[int(step[1:-1])]
+            place = int(step[1:-1])
+            found = [entry[place] for entry in found] if many else found[place]
         elif step.startswith("["):
             name, wanted = step[1:-1].split("=", 1)
             found = [entry for entry in found if str(entry[name]) == wanted]
@@ -116,14 +117,14 @@ def expected(record: Any, path: str, how: str) -> Any:
     }[how]()
 
 
-_UNITS = {"": 1, "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "%": 0.01, "s": 1, "x": 1}
+_UNITS = {"": 1, "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "%": 0.01, "s": 1, "\u00d7": 1}
 
 
 def shows(text: str, value: Any) -> bool:
     """Whether the shown words are this value, rounded to the digits that are shown."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return text == str(value)
-    match = re.fullmatch(r"([+-]?[\d,]+(?:\.(\d+))?(?:e([+-]\d+))?) ?(B|kB|MB|GB|%|s|x|)", text.strip())
+    match = re.fullmatch(r"([+-]?[\d,]+(?:\.(\d+))?(?:e([+-]\d+))?) ?(B|kB|MB|GB|%|s|\u00d7|)", text.strip())
     if match is None:
         return False
     unit = _UNITS[match[4]]
