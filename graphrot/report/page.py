@@ -84,6 +84,7 @@ def build_page(record: Mapping[str, Any], measured: Measured | None, *, folder: 
         parts=_parts(content),
         kinds=_kinds(content),
         notes=_notes(content),
+        chosen=_chosen(content),
         most=_ROWS,
         perplexity=_perplexity(content),
         outlier_kinds=sorted({entry["kind"] for entry in content["outliers"]}, key=lambda kind: (kind == "O", kind)),
@@ -175,9 +176,21 @@ def _kinds(content: Mapping[str, Any]) -> list[_Kind]:
 
 
 def _notes(content: Mapping[str, Any]) -> list[str]:
-    """What the plan remarks about its matrices."""
+    """Where the plan remarks something about a matrix; each remark once."""
     rotations = (content.get("plan") or {}).get("rotations") or []
-    return list(dict.fromkeys(entry["matrix"]["note"] for entry in rotations if entry["matrix"].get("note")))
+    found = {entry["matrix"]["note"]: n for n, entry in enumerate(rotations) if entry["matrix"].get("note")}
+    return [f"plan.rotations[{number}].matrix.note" for number in found.values()]
+
+
+def _chosen(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Places of the choices: those of weights, which are many, and the others; and the grids by their number."""
+    places = list(enumerate(content["choices"]))
+    grids = [choice["chosen"] for _, choice in places if choice["kind"] == "weight"]
+    return {
+        "few": [number for number, choice in places if choice["kind"] != "weight"],
+        "weights": [number for number, choice in places if choice["kind"] == "weight"],
+        "grids": sorted(set(grids), key=lambda grid: (-grids.count(grid), grid)),
+    }
 
 
 def _perplexity(content: Mapping[str, Any]) -> str:

@@ -94,7 +94,8 @@ class Trace:
         value = self.value(path, how)
         if value is None:
             return Markup(f'<span class="none">{NONE}</span>')
-        made = Markup(' data-how="{}"').format(how) if how else ""
+        made = Markup(' data-how="{}"').format(how) if how else Markup()
+        made += Markup(' class="words"') if form == "text" else ""
         return Markup('<data value="{}" data-from="{}"{}>{}</data>').format(
             _plain(value), path, made, FORMS[form](value)
         )
