@@ -16,7 +16,6 @@ from graphrot.report.manifest import Manifest
 from graphrot.report.measured import Measured, gather
 from graphrot.report.page import build_page
 from graphrot.report.trace import Trace, resolve
-from tests.exported import tiny_onnx, write_tokenizer
 from tests.report.pages import Page, expected, parse, pixels, shows
 
 CALIBRATION = {"kind": "text", "name": "valid.txt", "tokens": 4096, "sha256": "0" * 64, "fingerprint": "QUJD" * 9}
@@ -42,21 +41,9 @@ EXTRA: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama with every kind of rotation, rounded weights, activations and cache."""
-    folder = tmp_path_factory.mktemp("report")
-    write_tokenizer(folder / "words")
-    graphrot.convert(
-        tiny_onnx("llama"), output=folder / "out", recipe="w4a8", solver="rtn", kv="int8", tokenizer=folder / "words"
-    )
-    return folder / "out"
-
-
-@pytest.fixture(scope="module")
-def plain(converted: Path) -> Page:
-    """Its page as it is."""
-    made = graphrot.report(converted)
-    assert made.path == converted / "report.html"
+def plain(converted: Path, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """The page of a conversion as it is."""
+    made = graphrot.report(converted, output=tmp_path_factory.mktemp("page") / "page.html")
     assert not made.notes
     return parse(made.path.read_text(encoding="utf-8"))
 

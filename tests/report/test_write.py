@@ -17,13 +17,6 @@ from tests.exported import tiny_onnx, write_tokenizer
 from tests.report.pages import parse
 
 
-@pytest.fixture(scope="module")
-def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("report") / "out"
-    graphrot.convert(tiny_onnx("llama"), output=folder, recipe="w4a8", solver="rtn", only=("R1", "R2", "R4"))
-    return folder
-
-
 @pytest.fixture
 def copy(converted: Path, tmp_path: Path) -> Path:
     """A copy to break."""
@@ -71,7 +64,9 @@ def test_a_single_file_has_its_page_beside_it(tmp_path: Path) -> None:
     made = graphrot.report(tmp_path / "m.onnx")
     assert made.path == tmp_path / "m.report.html"
     page = parse(made.path.read_text(encoding="utf-8"))
-    assert {site["kind"] for site in page.record()["measured"]["sites"]} == {"R1", "R2", "R3", "R4"}
+    record = page.record()
+    assert record["outliers"] == []
+    assert {site["kind"] for site in record["measured"]["sites"]} == {"R1", "R2", "R3", "R4"}
     words = _missing(made.path)
     for part in ("without a certificate", "Nothing is quantized", "has not measured them"):
         assert part in words
@@ -81,6 +76,7 @@ def test_a_model_that_was_not_rotated(tmp_path: Path) -> None:
     graphrot.convert(tiny_onnx("llama"), output=tmp_path / "out", recipe="w4a8", solver="rtn", rotations=None)
     page = parse(graphrot.report(tmp_path / "out").path.read_text(encoding="utf-8"))
     assert "Nothing is rotated" in _missing(tmp_path / "out" / "report.html")
+    assert page.record()["outliers"] == []
     kinds = {site["kind"] for site in page.record()["measured"]["sites"]}
     assert kinds and all(kind.endswith(" channels") for kind in kinds)
     assert all(" after" not in element.text for element in page.all("h4"))
@@ -96,6 +92,7 @@ def test_an_early_output(copy: Path) -> None:
     (copy / "graphrot.json").write_text(json.dumps(manifest), encoding="utf-8")
     (copy / "plan.json").unlink()
     made = graphrot.report(copy)
+    assert made.path == copy / "report.html"
     assert "Activations could not be measured: The plan file cannot be read" in made.notes[0]
     assert made.notes[0] in _missing(made.path)
 
@@ -110,13 +107,15 @@ def test_a_model_that_does_not_run(copy: Path, capsys: pytest.CaptureFixture[str
 
 def test_refused_before_anything_is_written(converted: Path, copy: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
+    bare = Path(shutil.copytree(copy, tmp_path / "bare"))
+    (bare / "tokenizer.json").unlink()
     cases: list[tuple[type[Exception], str, list[Any], dict[str, Any]]] = [
         (InputRefused, "There is no conversion here", [tmp_path / "empty"], {}),
         (InputRefused, "There is no conversion here", [tmp_path / "nowhere.onnx"], {}),
         (UsageError, "cannot be the report", [copy], {"output": copy / "model.onnx"}),
         (UsageError, "cannot be the report", [copy], {"output": tmp_path / "no" / "x.html"}),
         (UsageError, "made for another source", [copy], {"source": str(tiny_onnx("gpt2"))}),
-        (InputRefused, "There is no tokenizer", [copy], {"text": Path(__file__)}),
+        (InputRefused, "There is no tokenizer", [bare], {"text": Path(__file__)}),
     ]
     before = {file.name: file.read_bytes() for file in copy.iterdir()}
     for kind, words, arguments, options in cases:
