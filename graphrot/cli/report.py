@@ -15,7 +15,7 @@ from graphrot.cli.progress import StepBars
 def report(
     model: Annotated[Path, typer.Argument(metavar="DIR", help="A folder (or X.onnx) that convert wrote.")],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE.html", help="The page; default: report.html in DIR.")
+        Path | None, typer.Option("-o", "--output", metavar="FILE.html", help="The page; default: DIR.report.html.")
     ] = None,
     text: Annotated[Path | None, typer.Option(help="A text (UTF-8) to take activations on.")] = None,
     source: Annotated[

@@ -20,8 +20,8 @@ from graphrot.report.seen import seen_from_source, seen_in_written, seen_unrotat
 from graphrot.texts import Texts
 from graphrot.work.files import write_atomic
 
-NAME = "report.html"
-"""The file in the folder of the model, where no other is named."""
+SUFFIX = ".report.html"
+"""The page stands beside the folder, which a later conversion may replace as a whole, or beside the file."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def write_report(
 
     Args:
         model: a folder that :func:`graphrot.convert` wrote, or ``X.onnx``.
-        output: the page; None: ``report.html`` in the folder, or ``X.report.html``.
+        output: the page; None: ``DIR.report.html`` beside the folder, or ``X.report.html`` beside the file.
         text: a UTF-8 text whose first tokens the activations are taken on; None: the help topics that Python brings
             along or, without a tokenizer, random tokens.
         source: what the model was converted from: the plan is replayed on it, and the pictures show its activations
@@ -100,7 +100,7 @@ def write_report(
             raise
         without = f"Activations could not be measured: {error.what}" + (f" ({error.why})." if error.why else ".")
     page = build_page(
-        record, measured, folder=Path(model).name, without=without or "No tensor of this model is rotated or quantized."
+        record, measured, folder=Path(model).resolve().name, without=without or "No tensor of this model is rotated or quantized."
     )
     content = page.encode("utf-8")
     try:
@@ -113,7 +113,8 @@ def write_report(
 def _target(place: _Place, output: str | Path | None) -> Path:
     if output is None:
         single = place.manifest.name != MANIFEST
-        return place.manifest.with_name(f"{place.model.stem}.{NAME}" if single else NAME)
+        beside = place.model.with_suffix("") if single else place.manifest.absolute().parent.resolve()
+        return beside.with_name(beside.name + SUFFIX)
     target = Path(output)
     if target.suffix.lower() not in (".html", ".htm") or target.is_dir() or not target.absolute().parent.is_dir():
         raise UsageError(f"{target} cannot be the report", do="name an .html file in a folder that exists")

@@ -33,7 +33,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
             assert run(shlex.split(line)[1:]) == 0, capsys.readouterr().err
             ran += 1
     assert ran == 3
-    assert Path("OUT/report.html").is_file() and Path("PAGE.html").is_file()
+    assert Path("OUT.report.html").is_file() and Path("PAGE.html").is_file()
     (call,) = re.findall(r"From Python: `(.*?)`", PAGE)
     assert eval(call, {"graphrot": graphrot}).is_file()
 

@@ -40,7 +40,6 @@ def _exact(name: str, out: Path, folder: Path) -> list[Seen]:
     ("name", "options"),
     [
         ("llama", {"recipe": "rotate-only"}),
-        ("gpt2", {"recipe": "rotate-only"}),
         ("llama", {"recipe": "rotate-only", "only": ("R1", "R2", "R4", "O")}),
     ],
 )

@@ -72,10 +72,11 @@ def test_a_single_file_has_its_page_beside_it(tmp_path: Path) -> None:
         assert part in words
 
 
-def test_a_model_that_was_not_rotated(tmp_path: Path) -> None:
+def test_a_model_that_was_not_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graphrot.convert(tiny_onnx("llama"), output=tmp_path / "out", recipe="w4a8", solver="rtn", rotations=None)
-    page = parse(graphrot.report(tmp_path / "out").path.read_text(encoding="utf-8"))
-    assert "Nothing is rotated" in _missing(tmp_path / "out" / "report.html")
+    monkeypatch.chdir(tmp_path / "out")
+    page = parse(graphrot.report(".").path.read_text(encoding="utf-8"))
+    assert "Nothing is rotated" in _missing(tmp_path / "out.report.html")
     assert page.record()["outliers"] == []
     kinds = {site["kind"] for site in page.record()["measured"]["sites"]}
     assert kinds and all(kind.endswith(" channels") for kind in kinds)
@@ -92,7 +93,7 @@ def test_an_early_output(copy: Path) -> None:
     (copy / "graphrot.json").write_text(json.dumps(manifest), encoding="utf-8")
     (copy / "plan.json").unlink()
     made = graphrot.report(copy)
-    assert made.path == copy / "report.html"
+    assert made.path == copy.with_name("copy.report.html")
     assert "Activations could not be measured: The plan file cannot be read" in made.notes[0]
     assert made.notes[0] in _missing(made.path)
 
