@@ -209,7 +209,8 @@ def _charts(content: Mapping[str, Any]) -> dict[str, Markup]:
         made["outliers"] = charts.outlier_chart(content["outliers"])
     if content["quantized"]:
         made["errors"] = charts.error_chart(content["quantized"])
-    if content.get("learning"):
+    learned = content.get("learning")
+    if learned and (learned["curve"] or learned["heldout"]):
         made["loss"] = charts.loss_chart(content["learning"])
     return {name: Markup(markup) for name, markup in made.items()}
 

@@ -100,7 +100,10 @@ def write_report(
             raise
         without = f"Activations could not be measured: {error.what}" + (f" ({error.why})." if error.why else ".")
     page = build_page(
-        record, measured, folder=Path(model).resolve().name, without=without or "No tensor of this model is rotated or quantized."
+        record,
+        measured,
+        folder=Path(model).resolve().name,
+        without=without or "No tensor of this model is rotated or quantized.",
     )
     content = page.encode("utf-8")
     try:

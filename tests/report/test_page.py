@@ -219,6 +219,13 @@ def test_what_is_missing_is_said() -> None:
     assert "graphrot eval OUT --text FILE --record" in words
 
 
+def test_learning_without_losses() -> None:
+    learned = {**EXTRA["learning"], "curve": [], "heldout": []}
+    page = parse(build_page({**_bare(), "learning": learned}, None, folder="OUT", without=""))
+    assert any("has no losses" in element.text for element in page.all("p"))
+    assert "held-out" not in page.prose
+
+
 def test_paths() -> None:
     record = {"a": [{"k": "R1", "v": 2}, {"k": "R2", "v": None}], "b": {"x.y": 3}}
     assert resolve(record, "a[*].v") == [2]
