@@ -99,12 +99,8 @@ def write_report(
         if text is not None or source is not None:
             raise
         without = f"Activations could not be measured: {error.what}" + (f" ({error.why})." if error.why else ".")
-    page = build_page(
-        record,
-        measured,
-        folder=Path(model).resolve().name,
-        without=without or "No tensor of this model is rotated or quantized.",
-    )
+    nothing = without or "No tensor of this model is rotated or quantized."
+    page = build_page(record, measured, folder=Path(model).resolve().name, without=nothing)
     content = page.encode("utf-8")
     try:
         write_atomic(target, content)
