@@ -15,6 +15,7 @@ from graphrot.api import (
     inspect,
     library_path,
     register,
+    report,
     verify,
 )
 from graphrot.evaluate.kvcache import KVCache
@@ -31,6 +32,7 @@ __all__ = [
     "inspect",
     "library_path",
     "register",
+    "report",
     "verify",
 ]
 

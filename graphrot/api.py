@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from graphrot.model.interop import ModelObject
     from graphrot.recipe import Recipe
     from graphrot.report.inspection import Inspection
+    from graphrot.report.write import Report
 
-for _name in ("graphrot.bench", "graphrot.convert", "graphrot.evaluate"):
+for _name in ("graphrot.bench", "graphrot.convert", "graphrot.evaluate", "graphrot.report"):
     # Modules that share their name with a public function: loaded first, so that the function keeps the name.
     import_module(_name)
 
@@ -237,6 +238,21 @@ def bench(
     if chart is not None:
         draw(result, Path(chart))
     return result
+
+
+def report(
+    model: str | Path,
+    *,
+    output: str | Path | None = None,
+    text: str | Path | None = None,
+    source: str | None = None,
+    tokenizer: str | Path | None = None,
+    progress: Progress = silent,
+) -> Report:
+    """Write one HTML page about a conversion; see :func:`graphrot.report.write.write_report`."""
+    from graphrot.report.write import write_report
+
+    return write_report(model, output=output, text=text, source=source, tokenizer=tokenizer, progress=progress)
 
 
 def export_graphsurgeon(graph: gs.Graph) -> onnx.ModelProto:

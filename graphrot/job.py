@@ -19,7 +19,9 @@ from graphrot.progress import Progress
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from graphrot.analysis.types import Facts
     from graphrot.evaluate.certificate import Certificate
+    from graphrot.evaluate.outliers import Outlier
     from graphrot.half import HalfError, HalfTypes
     from graphrot.model.interop import ModelObject
     from graphrot.model.load import Source
@@ -79,7 +81,7 @@ class Job:
         from graphrot.plan.replay import refuse_less, same_source
         from graphrot.prepare import opened_up, plan_for
         from graphrot.quantize import quantize
-        from graphrot.report.manifest import build_manifest, metadata
+        from graphrot.report.manifest import build_manifest, metadata, outlier_parts
         from graphrot.texts import Texts
 
         with self.step("export"):
@@ -107,9 +109,12 @@ class Job:
         with self.step("rotate"):
             rotated = self._rotated(source.model, chosen)
         certificate = None
+        outliers: tuple[Outlier, ...] = ()
         if self.recipe.certificate is not None:
             with self.step("certificate"):
                 certificate = self._certify(source, rotated, chosen, texts)
+            with self.step("outliers"):
+                outliers = self._outliers(source, rotated, facts, chosen, texts)
         with self.step("quantize"):
             solved = self._solved(source, chosen, texts)
             done = quantize(
@@ -141,6 +146,7 @@ class Job:
         report = build_manifest(
             source, rotated, self.recipe, chosen, certificate, done, facts, sites, self.seconds, types, half
         )
+        report = report.model_copy(update={"outliers": outlier_parts(outliers)})
         rotated.metadata_props.update(metadata(report, chosen))
         parts = genai_parts(self.recipe, rotated, source, texts.tokenizer_dir)
         restore_names(rotated, source)
@@ -237,6 +243,17 @@ class Job:
                 progress=self.progress,
             ),
         )
+
+    def _outliers(
+        self, source: Source, rotated: ir.Model, facts: Facts, plan: RotationPlan, texts: Texts
+    ) -> tuple[Outlier, ...]:
+        """On the certificate's first row, by the file that the certificate was measured on."""
+        from graphrot.evaluate.outliers import first_row, measure_outliers
+
+        self.progress("measuring outliers", 0, 1)
+        path = self.work.scratch / "certificate" / "rotated.onnx"
+        row = first_row(path, texts.tokens if texts.available else None, longest=self.longest)
+        return measure_outliers(path, rotated, source.model, facts, plan, row)
 
     def _in_windows(self, source: Path, measure: Callable[[int], _T]) -> _T:
         """Measure in rows of the usual length or, if the source takes fewer tokens, as long as it does."""

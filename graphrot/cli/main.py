@@ -16,6 +16,7 @@ from graphrot.cli.doctor import doctor
 from graphrot.cli.evaluate import evaluate
 from graphrot.cli.generate import generate
 from graphrot.cli.inspect import inspect
+from graphrot.cli.report import report
 from graphrot.cli.stop import EXIT_INTERRUPTED, EXIT_TERMINATED, STOP, WORDS
 from graphrot.cli.verify import verify
 from graphrot.errors import EnvironmentProblem, GraphrotError, UsageError
@@ -38,6 +39,7 @@ COMMANDS = (
     ("eval", evaluate),
     ("generate", generate),
     ("bench", bench),
+    ("report", report),
     ("doctor", doctor),
 )
 

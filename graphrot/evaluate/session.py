@@ -274,6 +274,12 @@ class DecoderSession:
             logits = logits.astype(np.float32)
         return logits[:, -new:], request.leaves(results)
 
+    def watch(self, tokens: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """What these outputs, of whatever names, hold after ``tokens [B, S]`` on an empty cache; refuses as above."""
+        request = replace(self._request(np.ascontiguousarray(tokens, dtype=np.int64), None), names=tuple(names))
+        with self._words(request):
+            return dict(zip(names, map(array_of, self._call(request)), strict=True))
+
     def bind(self, tokens: np.ndarray, cache: Cache | None = None) -> Bound:
         """The same run as :meth:`run`, made ready: what is left is ONNX Runtime's own work, so that it can be timed."""
         request = self._request(np.ascontiguousarray(tokens, dtype=np.int64), cache)

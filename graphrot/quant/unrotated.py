@@ -46,13 +46,32 @@ class SourceWeight:
 
     def back(self, inputs: np.ndarray, axis: int) -> np.ndarray:
         """Inputs of the rotated weight, along ``axis``, in the source's basis: ``x' E``, in float64."""
-        for edit in reversed(self.edits):
-            inputs = edit.transposed(axis).apply(inputs)
-        return inputs
+        return undo(self.edits, inputs, axis)
+
+
+def undo(edits: Sequence[Scale | Rotate], inputs: np.ndarray, axis: int) -> np.ndarray:
+    """Inputs along ``axis`` of a weight that was made by ``edits`` along its own, as they were before: ``x' E``."""
+    for edit in reversed(edits):
+        inputs = edit.transposed(axis).apply(inputs)
+    return inputs
 
 
 def source_weight(value: ir.Value, linear: LinearRef) -> SourceWeight | None:
     """The source's weight of a linear whose weight is ``value`` now; None if no pass has touched it.
+
+    Raises:
+        ValueError: an edit is no scale and no rotation.
+    """
+    content = origin(value)
+    edits = input_edits(value, linear)
+    if content is None or edits is None:
+        return None
+    numbers = _numbers(content)
+    return SourceWeight(numbers.T if _input_axis(linear) == 0 else numbers, edits)
+
+
+def input_edits(value: ir.Value, linear: LinearRef) -> tuple[Scale | Rotate, ...] | None:
+    """What was done along the input channels of a linear's weight, in order; as :func:`source_weight`, without numbers.
 
     Raises:
         ValueError: an edit is no scale and no rotation.
@@ -68,8 +87,7 @@ def source_weight(value: ir.Value, linear: LinearRef) -> SourceWeight | None:
         if not isinstance(edit, Scale | Rotate):
             raise ValueError(f"{edit} on the input channels of {value.name!r} has no transposed map")
         edits.append(edit)
-    numbers = _numbers(content)
-    return SourceWeight(numbers.T if axis == 0 else numbers, tuple(edits))
+    return tuple(edits)
 
 
 def _input_axis(linear: LinearRef) -> int:

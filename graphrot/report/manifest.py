@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +15,7 @@ from pydantic import Field
 
 from graphrot.analysis.types import AttentionSites, Facts
 from graphrot.evaluate.certificate import Certificate, weight_bytes
+from graphrot.evaluate.outliers import Outlier
 from graphrot.half import HalfError, HalfTypes
 from graphrot.model.in_place import written_in_place
 from graphrot.model.load import Source
@@ -110,6 +111,11 @@ def build_manifest(
         seconds=dict(seconds),
         versions=versions,
     )
+
+
+def outlier_parts(outliers: Sequence[Outlier]) -> list[OutlierPart]:
+    """What was measured, as it is written."""
+    return [OutlierPart(**asdict(outlier)) for outlier in outliers]
 
 
 def _float_bits(types: HalfTypes) -> float:

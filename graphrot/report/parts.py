@@ -179,7 +179,10 @@ class ChoicePart(Part):
 
 
 class OutlierPart(Part):
-    """Largest over median magnitude of a tensor on the calibration text, in the source's basis and in the new one."""
+    """Largest over median magnitude of a tensor on the calibration text, in the source's basis and in the new one.
+
+    Measured on the rotated model before anything is rounded; zeros do not count. ``tensor`` is the source's name.
+    """
 
     space: str
     kind: str

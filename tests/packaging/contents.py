@@ -22,6 +22,7 @@ def wheel(path: Path) -> None:
     assert not links, links
     modules = {file.relative_to(ROOT).as_posix() for file in (ROOT / "graphrot").glob("**/*.py")}
     modules |= {f"graphrot/passes/{file.name}" for file in (ROOT / "passes").glob("*.py")}
+    modules |= {"graphrot/report/page.html.j2", "graphrot/report/style.css"}
     assert modules <= names, sorted(modules - names)
     natives = [name for name in names if re.search(r"\.(so|dylib|dll|lib|a)$", name)]
     assert len(natives) == 1, natives
