@@ -84,9 +84,9 @@ def measure(
         raise UsageError("A reference is compared on a text", where="--reference", do="give --text FILE")
     if limit is not None and (limit < 1 or not tasks):
         raise UsageError(
-            "The limit is one of items, at least one, of tasks",
+            "The limit counts items of tasks, from one on",
             where=f"--limit {limit}",
-            do="give --tasks, or leave it",
+            do="give --tasks, or leave it out",
         )
     if tasks:
         check_tasks(tasks)
@@ -129,7 +129,7 @@ def _overlap(manifest: Path, tokens: np.ndarray, text: Path, *, allow: bool) -> 
     if found is None:
         return ()
     use, overlap = found
-    why = f"the model was {use}, which shares passages with the text: the first begins at its token {overlap.first}"
+    why = f"the model was {use}, which shares passages with the text, one at its token {overlap.first}"
     if not allow:
         raise InputRefused(
             "The model has seen this text",

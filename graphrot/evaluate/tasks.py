@@ -103,13 +103,16 @@ def _adapter(model: HarnessModel) -> Any:
     def encode(_: Any, string: str, add_special_tokens: bool | None = None, **__: Any) -> list[int]:
         return model.encode(string, special=add_special_tokens)
 
+    def likelihoods(lm: Any, requests: Sequence[Any], **__: Any) -> Any:
+        return TemplateLM.loglikelihood(lm, requests, disable_tqdm=True)
+
     def score(_: Any, requests: Sequence[Any], **__: Any) -> list[tuple[float, bool]]:
         return model.score([(context, continuation) for _, context, continuation in requests])
 
     def rolling(_: Any, requests: Sequence[Any], **__: Any) -> list[float]:
         answers = []
         for request in requests:
-            ids = model.encode(request.args[0], special=False)
+            ids = model.encode(request.args[0])
             windows = get_rolling_token_windows(ids, model.start_token, ROLLING, 1)
             answers.append(math.fsum(score for score, _ in model.score([make_disjoint_window(w) for w in windows])))
         return answers
@@ -120,6 +123,7 @@ def _adapter(model: HarnessModel) -> Any:
     members = {
         "eot_token_id": property(lambda _: model.start_token),
         "tok_encode": encode,
+        "loglikelihood": likelihoods,
         "_loglikelihood_tokens": score,
         "loglikelihood_rolling": rolling,
         "generate_until": write,
