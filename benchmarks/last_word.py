@@ -109,7 +109,9 @@ def _row(row: dict[str, Any]) -> str:
         f"{row['kl']:.4f}" if "kl" in row else "-",
         f"{row['top1']:.1%}" if "top1" in row else "-",
     ]
-    return " ".join([row["model"][-32:].ljust(32), *(cell.rjust(10) for cell in cells)])
+    model = Path(row["model"])
+    name = model.absolute().parent.name if model.name == "model.onnx" else model.name
+    return " ".join([name[:32].ljust(32), *(cell.rjust(10) for cell in cells)])
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ def test_what_is_meant(spec: str | Path | None, choice: Choice) -> None:
         ("owner/name/config-v1:validation", DatasetChoice("owner/name", "config-v1", "validation", None)),
         ("owner/name:train[:1%]:story", DatasetChoice("owner/name", None, "train[:1%]", "story")),
         ("owner/name:train+validation:a:b", DatasetChoice("owner/name", None, "train+validation", "a:b")),
+        ("owner/name:a[:2]+b[3:]:c", DatasetChoice("owner/name", None, "a[:2]+b[3:]", "c")),
         ("owner/name:contest", DatasetChoice("owner/name", None, "contest", None)),
     ],
 )
@@ -55,7 +56,7 @@ def test_a_folder_is_the_longest_beginning_that_is_one(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("split", ["test", "test[:10%]", "Test", "evaluation", "train+test", "my-test"])
+@pytest.mark.parametrize("split", ["test", "test[:10%]", "Test", "evaluation", "train[:5]+test[5:]", "my-test"])
 def test_splits_to_measure_on_are_refused(split: str) -> None:
     with pytest.raises(InputRefused, match="kept for measuring") as caught:
         choose(f"datasets:owner/name:{split}")
