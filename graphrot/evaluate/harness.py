@@ -14,7 +14,7 @@ from graphrot.evaluate.session import DecoderSession
 from graphrot.evaluate.text import Tokenizer, refuse_foreign
 from graphrot.progress import Progress, silent
 
-_LOGITS = 1 << 28
+_LOGITS = 1 << 26
 """Bytes of logits that one batch makes, about."""
 _MOST_ROWS = 16
 _NEW_TOKENS = 256

@@ -73,8 +73,9 @@ def test_tokens_of_another_model(place: Path, tmp_path: Path) -> None:
     assert "token 199, and the model knows 131 tokens" in str(caught.value)
 
 
-def test_a_conversion_writes_down_what_it_read(place: Path, tmp_path: Path) -> None:
+def test_a_conversion_writes_down_what_it_read(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Text and tokens give the same model; the certificate alone leaves nothing."""
+    monkeypatch.setattr(quantize, "CALIBRATION_TOKENS", 300)
     options = {"recipe": "w4a8", "certificate": None}
     models = {}
     for name in ("text.txt", "text.npy"):
@@ -89,18 +90,15 @@ def test_a_conversion_writes_down_what_it_read(place: Path, tmp_path: Path) -> N
 
 
 def test_the_models_own_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without tokenizer and text; twice the same bytes."""
+    """Without tokenizer and text."""
     monkeypatch.setattr(samples, "LENGTH", 32)
     monkeypatch.setattr(quantize, "CALIBRATION_TOKENS", 300)
     source = tmp_path / "model.onnx"
     for file in tiny_onnx("llama").parent.iterdir():
         shutil.copyfile(file, tmp_path / file.name)
-    for name in ("a", "b"):
-        line = ["convert", str(source), "-o", str(tmp_path / name), "--recipe", "w4a8", "--calibration", "self"]
-        assert run([*line, "--certificate", "off"]) == 0
-    a, b = ((tmp_path / name / "model.onnx.data").read_bytes() for name in ("a", "b"))
-    assert a == b
-    part = json.loads((tmp_path / "a" / "graphrot.json").read_text(encoding="utf-8"))["calibration"]
+    line = ["convert", str(source), "-o", str(tmp_path / "out"), "--recipe", "w4a8", "--calibration", "self"]
+    assert run([*line, "--certificate", "off"]) == 0
+    part = json.loads((tmp_path / "out" / "graphrot.json").read_text(encoding="utf-8"))["calibration"]
     assert (part["kind"], part["name"], part["tokens"]) == ("self", "self:0", 300)
 
 

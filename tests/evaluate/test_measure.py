@@ -26,7 +26,7 @@ SIZE = ["--window", "64", "--windows", "4"]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, what was calibrated on ``seen.txt``, and texts."""
+    """A model, what was calibrated on ``seen.txt`` as a folder and as a file, and texts."""
     folder = tmp_path_factory.mktemp("measure")
     for file in tiny_onnx("llama").parent.iterdir():
         shutil.copyfile(file, folder / file.name)
@@ -39,7 +39,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(quantize, "CALIBRATION_TOKENS", 1024)
         options = {"recipe": "w4a8", "certificate": None, "calibration": folder / "seen.txt"}
         graphrot.convert(folder / "model.onnx", output=folder / "out", **options)
-        graphrot.convert(folder / "model.onnx", output=folder / "file.onnx", **options)
+    (folder / "form").mkdir()
+    for name, other in (("model.onnx", "file.onnx"), ("model.onnx.data",) * 2, ("graphrot.json", "file.graphrot.json")):
+        shutil.copyfile(folder / "out" / name, folder / "form" / other)
     return folder
 
 
@@ -55,7 +57,7 @@ def manifest(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("model", ["out", "out/model.onnx", "file.onnx"])
+@pytest.mark.parametrize("model", ["out", "out/model.onnx", "form/file.onnx"])
 @pytest.mark.parametrize("text", ["seen.txt", "mixed.txt"])
 def test_a_text_that_the_model_has_seen(model: str, text: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["eval", str(place / model), "--text", str(place / text), "--tokenizer", str(place), *SIZE]
