@@ -48,7 +48,8 @@ def convert(
         output: a folder or ``X.onnx`` to write; None: write nothing, :meth:`Converted.save` does it later.
         recipe: a name, a YAML or JSON file, a mapping of fields, or a recipe; None: the default (``w4a8kv8``, and
             ``w4a8`` for an ONNX file or a model in memory, whose cache stays as programs hold it).
-        calibration: text for gptq and for the certificate; None: the help topics that Python brings along.
+        calibration: what gptq and the certificate read: a text file, a token file, ``datasets:ID...`` or ``self`` (see
+            :func:`graphrot.calibration.choice.choose`); None: the help topics that Python brings along.
         tokenizer: a folder with tokenizer.json, for an .onnx source that has none beside it.
         plan: a plan (JSON) that is replayed instead of making one; its rotations replace the recipe's.
         allow_partial: go on where some of the asked rotations are refused.
@@ -64,6 +65,7 @@ def convert(
         CheckFailed: the rotated model does not answer like the source.
         EnvironmentProblem: a package, disk space or a permission is missing.
     """
+    from graphrot.calibration.choice import choose
     from graphrot.emit.genai import settle_target
     from graphrot.model.inputs import Inputs
     from graphrot.plan.replay import follow
@@ -88,16 +90,16 @@ def convert(
     if resume and output is None:
         raise UsageError("Nothing can be resumed without an output", where="resume", do="give the output of the run")
     given = str(source) if isinstance(source, Path) else source
-    inputs = Inputs.of(given, (calibration, tokenizer, plan, recipe if isinstance(recipe, str | Path) else None))
+    choice = choose(calibration)
+    inputs = Inputs.of(given, (choice.file, tokenizer, plan, recipe if isinstance(recipe, str | Path) else None))
 
-    text = None if calibration is None else Path(calibration)
     words = None if tokenizer is None else Path(tokenizer)
     wanted = settle_target(wanted, given, None if output is None else Path(output), words)
-    look_ahead(given, file=text, tokenizer=words, recipe=wanted)
+    look_ahead(given, choice=choice, tokenizer=words, recipe=wanted)
 
     def run(work: Places) -> Converted:
         result = Job(wanted, work, progress).run(
-            given, calibration=text, tokenizer=words, plan=replayed, allow_partial=allow_partial
+            given, calibration=choice, tokenizer=words, plan=replayed, allow_partial=allow_partial
         )
         result.inputs = inputs
         return result

@@ -19,6 +19,7 @@ from graphrot.progress import Progress
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from graphrot.calibration.choice import Choice
     from graphrot.evaluate.certificate import Certificate
     from graphrot.half import HalfError, HalfTypes
     from graphrot.model.interop import ModelObject
@@ -64,7 +65,7 @@ class Job:
         self,
         spec: str | ModelObject,
         *,
-        calibration: Path | None,
+        calibration: Choice,
         tokenizer: Path | None,
         plan: RotationPlan | None,
         allow_partial: bool,
@@ -140,7 +141,7 @@ class Job:
                 self._try(rotated)
         report = build_manifest(
             source, rotated, self.recipe, chosen, certificate, done, facts, sites, self.seconds, types, half
-        )
+        ).model_copy(update={"calibration": texts.part()})
         rotated.metadata_props.update(metadata(report, chosen))
         parts = genai_parts(self.recipe, rotated, source, texts.tokenizer_dir)
         restore_names(rotated, source)
@@ -197,11 +198,11 @@ class Job:
                     why="float32, float16 and bfloat16 models are converted",
                     do="export the model in float32",
                 )
-        texts.fit(source.model)
+        texts.fit(source.model, source.path, progress=self.progress)
         if self.recipe.calibrates:
             texts.serve(self.recipe, tokens=SHORTEST_CALIBRATION)
         elif self.recipe.certificate is not None and texts.available:
-            texts.tokens(1)
+            texts.look(1)
 
     def _rotated(self, model: ir.Model, plan: RotationPlan, name: str = "rotated") -> ir.Model:
         """A rotated copy of the model; its new weights lie in the scratch folder."""
@@ -222,7 +223,7 @@ class Job:
         folder = self.work.scratch / "certificate"
         folder.mkdir()
         save_model(rotated, folder / "rotated.onnx")
-        text = texts.tokens(TEXT_TOKENS) if texts.available else ()
+        text = texts.look(TEXT_TOKENS) if texts.available else ()
         return self._in_windows(
             source.path,
             lambda window: certify(
@@ -259,7 +260,7 @@ class Job:
         from graphrot.evaluate.certificate import TEXT_TOKENS
         from graphrot.half import measure_half
 
-        text = texts.tokens(TEXT_TOKENS) if texts.available else ()
+        text = texts.look(TEXT_TOKENS) if texts.available else ()
         return self._in_windows(
             source.path,
             lambda window: measure_half(

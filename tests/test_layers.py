@@ -14,7 +14,7 @@ import graphrot
 PACKAGE = Path(graphrot.__file__).parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "progress", "threads"),
+    ("errors", "progress", "threads", "report.parts"),
     ("work",),
     ("analysis.types", "plan.types"),
     ("graph",),
@@ -29,9 +29,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("torch_graph",),
     ("evaluate",),
     ("bench",),
-    ("texts",),
+    ("calibration", "texts"),
     ("quantize", "half", "cache"),
-    ("report.parts",),
     ("prepare",),
     ("learn", "auto"),
     ("report",),

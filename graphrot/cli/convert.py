@@ -141,9 +141,13 @@ def convert(
         typer.Option(metavar="full|off", help="Compare the rotated model with its source.", rich_help_panel=_RECIPE),
     ] = None,
     calibration: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="Text for gptq and for --kv-scales (default: Python's own help topics).", rich_help_panel=_FILES
+            metavar="FILE|datasets:ID|self",
+            help="What gptq and --kv-scales read: a text file, a token file (.npy, .npz, .tokens.json), "
+            "datasets:ID[/CONFIG][:SPLIT[:COLUMN]], or self: the model's own samples "
+            "(default: Python's own help topics).",
+            rich_help_panel=_FILES,
         ),
     ] = None,
     tokenizer: Annotated[

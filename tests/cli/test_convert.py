@@ -22,7 +22,7 @@ from tests.tiny import tiny
 
 MANIFEST_KEYS = {
     "graphrot_version", "source", "recipe", "plan", "certificate", "sizes", "quantized", "cache", "seconds", "versions",
-    "half", "tokenizer_files", "other_files",
+    "half", "tokenizer_files", "other_files", "calibration", "learning", "choices", "outliers", "evaluations",
 }  # fmt: skip
 METADATA = {"graphrot.version", "graphrot.plan", "graphrot.online", "graphrot.kv", "graphrot.recipe"}
 

@@ -1,0 +1,1 @@
+"""Where calibration tokens come from: texts, token files, data sets, the model itself; and what they leave behind."""
