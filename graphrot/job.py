@@ -80,6 +80,7 @@ class Job:
         from graphrot.plan.replay import refuse_less, same_source
         from graphrot.prepare import opened_up, plan_for
         from graphrot.quantize import quantize
+        from graphrot.report.learning import learning_part, rotation_file, source_note
         from graphrot.report.manifest import build_manifest, metadata
         from graphrot.texts import Texts
 
@@ -103,6 +104,8 @@ class Job:
                 if plan is None
                 else same_source(plan, source.sha256)
             )
+            learned = rotation_file(chosen)
+            self.notes += source_note(learned, source.sha256)
             if self.recipe.rotations is not None:
                 refuse_less(chosen, self.recipe, allow_partial=allow_partial)
         with self.step("rotate"):
@@ -141,7 +144,7 @@ class Job:
                 self._try(rotated)
         report = build_manifest(
             source, rotated, self.recipe, chosen, certificate, done, facts, sites, self.seconds, types, half
-        ).model_copy(update={"calibration": texts.part()})
+        ).model_copy(update={"calibration": texts.part(), "learning": learning_part(learned)})
         rotated.metadata_props.update(metadata(report, chosen))
         parts = genai_parts(self.recipe, rotated, source, texts.tokenizer_dir)
         restore_names(rotated, source)

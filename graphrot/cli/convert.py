@@ -42,8 +42,8 @@ def convert(
     rotations: Annotated[
         str | None,
         typer.Option(
-            metavar="hadamard|random|block-hadamard|none",
-            help="Matrices of the folded rotations.",
+            metavar="hadamard|random|block-hadamard|none|FILE",
+            help="Matrices of the folded rotations; FILE.safetensors: learned ones (graphrot learn).",
             rich_help_panel=_RECIPE,
         ),
     ] = None,

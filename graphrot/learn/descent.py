@@ -123,10 +123,9 @@ def _step(task: Task, descent: CayleySgd, done: Progressed, schedule: Schedule) 
     leaves = {key: matrix.detach().requires_grad_() for key, matrix in descent.matrices.items()}
     with torch.enable_grad():
         loss = task(leaves, task.batch(generator))
-        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
     value = _finite(loss, done.step + 1)
-    known = {key: gradient for key, gradient in zip(leaves, gradients, strict=True) if gradient is not None}
-    descent.step(known, schedule.rate_at(done.step))
+    descent.step(dict(zip(leaves, gradients, strict=True)), schedule.rate_at(done.step))
     found = measure(task, descent.matrices) if schedule.measures_after(done.step) else None
     return done.after(descent, value, found)
 

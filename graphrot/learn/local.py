@@ -119,7 +119,7 @@ class LocalTask:
         """Some tokens, the same of all tensors, and some weights."""
         tokens = generator.integers(0, self._tokens, ROWS) if self._tokens else np.zeros(0, np.int64)
         count = min(WEIGHTS, len(self._weights))
-        weights = generator.choice(len(self._weights), count, replace=False) if count else []
+        weights = generator.permutation(len(self._weights))[:count]
         return LocalBatch(torch.from_numpy(tokens), tuple(int(number) for number in weights))
 
     def __call__(self, matrices: Mapping[str, torch.Tensor], batch: LocalBatch) -> torch.Tensor:

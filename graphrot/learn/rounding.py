@@ -1,7 +1,11 @@
-"""Rounding errors that can be differentiated: relative squared errors of vectors on the grids that models are written on.
+"""What rounding does to vectors, in forms that can be learned from: relative squared errors on the models' own grids.
 
-For given codes the error of ``x`` is ``|scale(x) * code - x|^2``, a smooth function of ``x``, and where a code changes
-both sides agree: the gradient with the codes held fixed is that of the error itself, almost everywhere.
+A scale follows the largest numbers of a vector, and with ``s`` between two codes the expected squared error of a
+number is ``s^2 / 12``. This is what is learned from for activations and caches: the true error of a vector jumps about
+that figure with every code that changes, and its gradient is mostly noise. For the same reason the largest magnitude
+is taken as the mean of the few largest squares: a gradient that only knows the one largest number of each vector goes
+from one number to the next. Weights are fewer and their scales come from a search: there it is the true error with the
+codes held fixed. Where a code changes both sides agree, so that its gradient is right almost everywhere.
 """
 
 from __future__ import annotations
@@ -14,12 +18,15 @@ from graphrot.quant.activations import EPSILON
 from graphrot.quant.clip import clip_scales
 from graphrot.quant.grid import WeightGrid
 
+LARGEST = 4
+"""Magnitudes that stand for the largest one."""
+
 _LEAST = 1e-12
 """Least squared norm that an error is divided by."""
 
 
 def token_errors(x: torch.Tensor, bits: Literal[4, 8]) -> torch.Tensor:
-    """Relative squared error of each vector, rounded as activations are: symmetric, a scale for each vector.
+    """Expected relative squared error of each vector, rounded as activations are: symmetric, a scale for each vector.
 
     Args:
         x: ``[..., K]``.
@@ -28,13 +35,13 @@ def token_errors(x: torch.Tensor, bits: Literal[4, 8]) -> torch.Tensor:
     Returns:
         ``[...]``.
     """
-    scale = x.abs().amax(-1, keepdim=True).clamp_min(EPSILON) / (2 ** (bits - 1) - 1)
-    codes = torch.round(x.detach() / scale.detach())
-    return _relative(scale * codes - x, x)
+    count = min(LARGEST, x.shape[-1])
+    peak = x.abs().topk(count, -1).values.square().mean(-1).clamp_min(EPSILON**2)
+    return _expected(peak / (2 ** (bits - 1) - 1) ** 2, x)
 
 
 def row_errors(x: torch.Tensor, bits: Literal[4, 8]) -> torch.Tensor:
-    """Relative squared error of each vector, rounded as rows of the cache are: a scale and a minimum for each vector.
+    """Expected relative squared error of each vector, rounded as the cache's rows are: with a scale and a minimum each.
 
     Args:
         x: ``[..., D]``.
@@ -43,10 +50,8 @@ def row_errors(x: torch.Tensor, bits: Literal[4, 8]) -> torch.Tensor:
     Returns:
         ``[...]``.
     """
-    low = x.amin(-1, keepdim=True)
-    scale = ((x.amax(-1, keepdim=True) - low) / (2**bits - 1)).clamp_min(EPSILON)
-    codes = torch.round((x.detach() - low.detach()) / scale.detach())
-    return _relative(scale * codes + low - x, x)
+    spread = x.amax(-1) - x.amin(-1)
+    return _expected(spread.square() / (2**bits - 1) ** 2, x)
 
 
 def weight_errors(weight: torch.Tensor, grid: WeightGrid) -> torch.Tensor:
@@ -76,5 +81,6 @@ def weight_errors(weight: torch.Tensor, grid: WeightGrid) -> torch.Tensor:
     return lost / weight.square().sum(-1).clamp_min(_LEAST)
 
 
-def _relative(error: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return error.square().sum(-1) / x.square().sum(-1).clamp_min(_LEAST)
+def _expected(step: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``s^2 / 12`` over the mean square; ``step`` is ``s^2 [...]``."""
+    return step / 12 / x.square().mean(-1).clamp_min(_LEAST)

@@ -33,7 +33,7 @@ def tap(
         progress: told after every tensor.
 
     Returns:
-        ``[rows, K]`` float32 by name; of ``[1, H, S, D]`` the heads of a token lie behind each other, ``[rows * H, D]``.
+        ``[rows, K]`` float32 by name; of ``[1, H, S, D]`` it is ``[rows * H, D]``, the heads of a token together.
 
     Raises:
         InputRefused: a part of the model does not run, or a tensor has another form or numbers that are not finite.

@@ -64,7 +64,6 @@ def test_typer_usage_errors_exit_with_2(arguments: list[str], capsys: pytest.Cap
     [
         (["--kv-scales", "channel"], "kv_scales channel says how ONNX Runtime's own attention stores"),
         (["--rotations", "auto"], "not available in this version"),
-        (["--rotations", "r.safetensors"], "rotations from a file are not available in this version"),
         (["--provider", "cuda"], "the cuda provider is not available in this version"),
         (["--dtype", "float8"], "The recipe is not valid"),
         (["--certificate", "layers"], "the layer-by-layer certificate is not available in this version"),
