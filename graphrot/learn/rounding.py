@@ -14,7 +14,6 @@ from typing import Literal
 
 import torch
 
-from graphrot.quant.activations import EPSILON
 from graphrot.quant.clip import clip_scales
 from graphrot.quant.grid import WeightGrid
 
@@ -36,7 +35,7 @@ def token_errors(x: torch.Tensor, bits: Literal[4, 8]) -> torch.Tensor:
         ``[...]``.
     """
     count = min(LARGEST, x.shape[-1])
-    peak = x.abs().topk(count, -1).values.square().mean(-1).clamp_min(EPSILON**2)
+    peak = x.abs().topk(count, -1).values.square().mean(-1)
     return _expected(peak / (2 ** (bits - 1) - 1) ** 2, x)
 
 

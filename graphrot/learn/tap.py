@@ -27,7 +27,7 @@ def tap(
 
     Args:
         model: rotated, float, nodes in topological order; it is only read.
-        names: tensors ``[1, S, K]``, or ``[1, H, S, D]``; graph inputs are refused.
+        names: tensors ``[1, S, K]``, ``[S, K]`` or ``[1, H, S, D]``; graph inputs are refused.
         feeds: batches of graph inputs by name, one row of tokens each, caches empty.
         positions: for each batch the tokens to keep.
         progress: told after every tensor.
@@ -59,11 +59,13 @@ def tap(
 
 
 def _rows(tensor: np.ndarray, kept: np.ndarray, name: str) -> np.ndarray:
+    if tensor.ndim == 2:
+        tensor = tensor[None]
     if tensor.ndim not in (3, 4) or tensor.shape[0] != 1 or tensor.shape[-2] <= kept.max(initial=0):
         raise InputRefused(
             "A tensor that is rounded has a form that is not read",
             where=f"tensor {name!r}, shape {list(tensor.shape)}",
-            why="rows of [1, tokens, channels] or [1, heads, tokens, channels] are",
+            why="rows of [1, tokens, channels], [tokens, channels] or [1, heads, tokens, channels] are",
             do="use --loss data-free",
         )
     rows = np.take(tensor, kept, axis=-2)
