@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from graphrot.recipe import Recipe
     from graphrot.report.inspection import Inspection
 
-for _name in ("graphrot.bench", "graphrot.convert", "graphrot.evaluate"):
+for _name in ("graphrot.bench", "graphrot.convert", "graphrot.evaluate", "graphrot.learn"):
     # Modules that share their name with a public function: loaded first, so that the function keeps the name.
     import_module(_name)
 
@@ -110,7 +110,16 @@ def learn(
         CheckFailed: a loss is not finite, or a matrix is not orthogonal to 1e-6.
         EnvironmentProblem: torch is not installed, or the place cannot be written.
     """
-    from graphrot.learn.learn import learn as run
+    from graphrot.errors import EnvironmentProblem
+
+    try:
+        from graphrot.learn.learn import learn as run
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise EnvironmentProblem(
+            "The package 'torch' is not installed", why="rotations are learned with it", do="pip install 'graphrot[learn]'"
+        ) from error
 
     return run(
         source,

@@ -139,9 +139,9 @@ class Checkpoint:
 
         tensors = {}
         for key, state in done.states.items():
-            tensors[f"matrix/{key}"] = state.matrix.clone()
-            tensors[f"momentum/{key}"] = state.momentum.clone()
-            tensors[f"best/{key}"] = done.best[key].clone()
+            tensors[f"matrix/{key}"] = state.matrix.contiguous().clone()
+            tensors[f"momentum/{key}"] = state.momentum.contiguous().clone()
+            tensors[f"best/{key}"] = done.best[key].contiguous().clone()
         facts = {
             "step": done.step,
             "states": {key: (state.norm, state.steps) for key, state in done.states.items()},

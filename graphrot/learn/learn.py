@@ -18,7 +18,7 @@ from graphrot.errors import InputRefused, UsageError
 from graphrot.learn.checkpoint import Checkpoint, as_tensors
 from graphrot.learn.descent import Descended, Schedule, descend
 from graphrot.learn.result import Learned
-from graphrot.learn.settings import HELDOUT, Settings, settle
+from graphrot.learn.settings import END_TO_END, HELDOUT, Settings, settle
 from graphrot.learn.sites import data_free_task, local_task
 from graphrot.learn.stiefel import orthogonality
 from graphrot.learn.subject import Subject, load_subject
@@ -114,6 +114,7 @@ class _Run:
                 self.recipe,
                 export=self.work.export,
                 scratch=self.work.scratch,
+                written=self.settings.loss not in END_TO_END,
                 allow_partial=allow_partial,
                 progress=self.progress,
             )
@@ -157,7 +158,16 @@ class _Run:
                 seed=self.settings.seed,
                 progress=self.progress,
             )
-        raise NotImplementedError
+        from graphrot.learn.end_to_end import end_to_end_task
+
+        return end_to_end_task(
+            subject,
+            self.recipe,
+            sequences,
+            heldout=heldout,
+            loss="ce" if self.settings.loss == "ce" else "kl",
+            top_k=self.settings.top_k,
+        )
 
     def _job(self, subject: Subject, part: CalibrationPart | None) -> dict[str, Any]:
         """What the matrices depend on."""

@@ -109,7 +109,8 @@ class CayleySgd:
         size = min(size, 2 * _LARGEST_ANGLE / widest) if widest > 0 else 0.0
         half = direction * (size / 2)
         identity = torch.eye(len(matrix), dtype=torch.float64)
-        state.matrix = torch.linalg.solve(identity + half, (identity - half) @ matrix)
+        # Contiguous: a state that was read from a file is, and products round by how their operands lie.
+        state.matrix = torch.linalg.solve(identity + half, (identity - half) @ matrix).contiguous()
 
     @property
     def error(self) -> float:

@@ -19,7 +19,7 @@ from graphrot.graph import WeightStore, value_map
 from graphrot.model.finite import refuse_not_finite
 from graphrot.model.load import Source, load_source, widened
 from graphrot.passes.refs import current_linears
-from graphrot.plan.learned import learnable
+from graphrot.plan.learned import learnable, with_keys
 from graphrot.plan.replay import refuse_less
 from graphrot.plan.types import Rotation, RotationPlan
 from graphrot.prepare import opened_up, plan_for, rotated_graph
@@ -42,7 +42,8 @@ class Subject:
         rotations: those of the plan that can be learned.
         start: their matrices, ``[dim, dim]`` float64 by space id.
         sites: the attention whose cache the recipe quantizes.
-        model: rotated by the start, its weights written out, nodes in topological order.
+        model: rotated, nodes in topological order. Its weights are written out, in the start's basis; or they are still
+            lists of edits, in which a matrix that can be learned stands by its space's id.
         linears: of ``model``.
     """
 
@@ -83,16 +84,18 @@ def load_subject(
     *,
     export: Path,
     scratch: Path,
+    written: bool,
     allow_partial: bool,
     progress: Progress,
 ) -> Subject:
-    """Load a model and rotate it by the recipe's matrices, which are the start.
+    """Load a model and rotate it; the recipe's matrices are the start.
 
     Args:
         spec: as :func:`graphrot.model.load.load_source` takes it.
         recipe: what will be rotated and rounded.
         export: a folder for the source as an .onnx file.
         scratch: a folder for rotated weights; both must stay while the subject is used.
+        written: write the rotated weights out.
         allow_partial: go on where some rotations or caches are refused.
         progress: told of each step.
 
@@ -114,9 +117,10 @@ def load_subject(
             why="R1 and R2 can, where they are folded into weights and no LayerNorm needs their mean",
             do="see graphrot inspect; convert with --rotations hadamard",
         )
-    model = rotated_graph(source.model, plan, quantizes=True)
-    progress("rotating the weights", 0, 1)
-    materialize(model, WeightStore(scratch / "rotated"), progress=progress)
+    model = rotated_graph(source.model, plan if written else with_keys(plan), quantizes=True)
+    if written:
+        progress("rotating the weights", 0, 1)
+        materialize(model, WeightStore(scratch / "rotated"), progress=progress)
     start = {rotation.space.id: build_matrix(rotation.matrix).dense() for rotation in rotations}
     return Subject(source, facts, plan, rotations, start, sites, model, current_linears(model, facts.linears))
 

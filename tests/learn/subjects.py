@@ -27,6 +27,7 @@ def subject(name: str, folder: Path, wanted: Recipe) -> Subject:
         wanted,
         export=folder / "export",
         scratch=folder / "scratch",
+        written=True,
         allow_partial=False,
         progress=silent,
     )
