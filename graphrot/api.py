@@ -118,7 +118,9 @@ def learn(
         if error.name != "torch":
             raise
         raise EnvironmentProblem(
-            "The package 'torch' is not installed", why="rotations are learned with it", do="pip install 'graphrot[learn]'"
+            "The package 'torch' is not installed",
+            why="rotations are learned with it",
+            do="pip install 'graphrot[learn]'",
         ) from error
 
     return run(

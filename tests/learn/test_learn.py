@@ -1,4 +1,4 @@
-"""graphrot learn from end to end: what it writes, what convert makes of it, how it stops and goes on, what it refuses."""
+"""graphrot learn as a whole: what it writes, what convert makes of it, how it stops and goes on, what it refuses."""
 
 from __future__ import annotations
 
@@ -56,7 +56,11 @@ def test_the_held_out_loss_falls_and_the_file_says_how(place: Path, learned: Lea
 
 def test_convert_folds_learned_matrices_exactly(place: Path, learned: Learned) -> None:
     result = graphrot.convert(
-        place / "model.onnx", rotations=str(learned.path), recipe="w4a4kv4", solver="rtn", calibration=place / "text.txt"
+        place / "model.onnx",
+        rotations=str(learned.path),
+        recipe="w4a4kv4",
+        solver="rtn",
+        calibration=place / "text.txt",
     )
     assert result.certificate is not None and result.certificate.relative < 1e-9  # in float64
     matrices = {r.space.id: r.matrix for r in result.plan.rotations}
