@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import onnx_ir as ir
 import torch
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from graphrot.analysis.types import LinearRef
 from graphrot.graph import node_of
@@ -56,6 +56,19 @@ class _Rounded:
     """Key of a rounded activation in the environment of a segment."""
 
     value: ir.Value
+
+
+_PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default})
+
+
+def _policy(_context: Any, op: Any, *_args: Any, **_options: Any) -> CheckpointPolicy:
+    """Products by weights cost most of the time and little of the memory, so they are not made again."""
+    return CheckpointPolicy.MUST_SAVE if op in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _keep_products() -> Any:
+    make: Callable[..., Any] = create_selective_checkpoint_contexts
+    return make(_policy)
 
 
 class Runner:
@@ -107,7 +120,9 @@ class Runner:
             run = self._prepared(segment)
             inputs = [crossing[value] for value in segment.reads]
             if checkpointed and torch.is_grad_enabled() and place < len(segments) - 1:
-                outputs = checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False)
+                outputs = checkpoint(
+                    run, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=_keep_products
+                )
             else:
                 outputs = run(*inputs)
             crossing.update(zip(segment.makes, outputs, strict=True))
