@@ -122,9 +122,10 @@ class _Tokens(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad = grads[0]
-        if not ctx.saved_tensors:
+        saved = ctx.saved_tensors  # once: a checkpoint unpacks them a single time
+        if not saved:
             return grad, None, None
-        x, result = ctx.saved_tensors
+        x, result = saved
         largest, place = x.abs().max(-1, keepdim=True)
         # d(scale) * sum(g * error) / scale, and the scale is |x[place]| / high.
         known = largest > EPSILON
@@ -171,9 +172,10 @@ class _Weight(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad = grads[0]
-        if not ctx.saved_tensors:
+        saved = ctx.saved_tensors  # once: a checkpoint unpacks them a single time
+        if not saved:
             return grad, None, None, None, None
-        weight, made = ctx.saved_tensors
+        weight, made = saved
         grid, along_first = ctx.grid, ctx.along_first
         total = grad.clone()
         axis = 1 if along_first else 2

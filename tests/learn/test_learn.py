@@ -76,7 +76,7 @@ def test_a_plan_replays_and_a_changed_file_is_refused(place: Path, learned: Lear
     made = graphrot.convert(
         place / "model.onnx", output=tmp_path / "one", rotations=str(tmp_path / "copy.safetensors"), **options
     )
-    plan = tmp_path / "one" / "graphrot.plan.json"
+    plan = tmp_path / "one" / "plan.json"
     again = graphrot.convert(place / "model.onnx", output=tmp_path / "two", plan=plan, **options)
     assert again.plan == made.plan and again.report.learning == made.report.learning
     assert (tmp_path / "one" / "model.onnx.data").read_bytes() == (tmp_path / "two" / "model.onnx.data").read_bytes()
@@ -138,7 +138,7 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(place: Path, learned: Lea
     with pytest.raises(KeyboardInterrupt):
         attempt(29, resume=True)
     result = attempt(None, resume=True)
-    assert result.resumed == 28 and not (tmp_path / ".r.safetensors.graphrot-work").exists()
+    assert result.resumed == 29 and not (tmp_path / ".r.safetensors.graphrot-work").exists()
     assert result.part.heldout == learned.part.heldout and result.part.curve == learned.part.curve
     assert target.read_bytes() == learned.path.read_bytes()
 
