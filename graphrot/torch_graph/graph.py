@@ -10,7 +10,7 @@ import torch
 
 from graphrot.errors import InputRefused, UsageError
 from graphrot.folded import FoldedTensor, Rotate
-from graphrot.graph import value_map
+from graphrot.graph import iter_values, value_map
 from graphrot.torch_graph.fed import FedPart
 from graphrot.torch_graph.ops.call import Op, Signature, signature
 from graphrot.torch_graph.ops.table import operator
@@ -43,8 +43,8 @@ class TorchGraph:
             raise UsageError(f"A graph runs in float32 or float64, not in {dtype}")
         self._model = model
         self._dtype = dtype
-        self._values = value_map(model)
-        self._tools = Tools(model, self._values, rounding or Rounding(), dtype)
+        self._values = {value.name: value for value in iter_values(model) if value.name}
+        self._tools = Tools(model, value_map(model), rounding or Rounding(), dtype)
         self._programs: dict[tuple[str, ...], tuple[Program, FedPart]] = {}
         self._operators: dict[ir.Node, tuple[Signature, Op]] = {}
         self._weights: dict[ir.Value, TorchWeight] = {}

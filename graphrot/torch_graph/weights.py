@@ -13,6 +13,8 @@ from graphrot.analysis.types import Runs, decode_runs
 from graphrot.errors import UsageError
 from graphrot.folded import Center, Edit, FoldedTensor, Rotate, Scale, Shift
 from graphrot.graph import read_constant
+from graphrot.plan.types import MatrixRef
+from graphrot.rotation.orthogonal import build_matrix
 
 
 class Matrices:
@@ -28,26 +30,31 @@ class Matrices:
         self.plain = plain
         self._given = given
         self._dtype = dtype
-        self._made: dict[str, torch.Tensor] = {}
+        self._made: dict[MatrixRef, torch.Tensor] = {}
 
     def of(self, rotate: Rotate) -> torch.Tensor:
-        """The matrix ``[dim, dim]`` that an edit names.
+        """The matrix ``[dim, dim]`` that an edit names; one that is not learned is built.
 
         Raises:
             UsageError: it was not given, or has another size.
         """
-        key = rotate.matrix.key or ""
+        key = rotate.matrix
         if key not in self._made:
-            if key not in self._given:
-                raise UsageError("A rotation has no matrix", where=f"key {key!r}", do="give one for every key")
-            matrix = self._given[key]
-            if tuple(matrix.shape) != (rotate.matrix.dim, rotate.matrix.dim):
-                raise UsageError(
-                    f"A matrix has shape {list(matrix.shape)}, and its space {rotate.matrix.dim} channels",
-                    where=f"key {key!r}",
-                )
-            self._made[key] = matrix.to(self._dtype)
+            self._made[key] = self._find(rotate).to(self._dtype)
         return self._made[key]
+
+    def _find(self, rotate: Rotate) -> torch.Tensor:
+        if not is_learnable(rotate):
+            return torch.from_numpy(build_matrix(rotate.matrix).dense())
+        key, dim = rotate.matrix.key or "", rotate.matrix.dim
+        if key not in self._given:
+            raise UsageError("A rotation has no matrix", where=f"key {key!r}", do="give one for every key")
+        if tuple(self._given[key].shape) != (dim, dim):
+            raise UsageError(
+                f"A matrix has shape {list(self._given[key].shape)}, and its space {dim} channels",
+                where=f"key {key!r}",
+            )
+        return self._given[key]
 
 
 def is_learnable(edit: Edit) -> bool:
@@ -116,7 +123,7 @@ class TorchWeight:
         for edit in edits:
             along = edit.axis if axis is None else axis
             if isinstance(edit, Rotate):
-                if not matrices.plain:
+                if not (matrices.plain and is_learnable(edit)):
                     numbers = _rotated(numbers, edit.groups, matrices.of(edit), inverse=edit.inverse, axis=along)
             elif isinstance(edit, Scale):
                 numbers = numbers * _along(edit.factors, numbers, along)
@@ -144,11 +151,21 @@ def _parted(edits: Sequence[Edit]) -> tuple[tuple[Edit, ...], tuple[Edit, ...]]:
     now: list[Edit] = []
     later: list[Edit] = []
     for edit in edits:
-        waits = is_learnable(edit) or any(edit.axis == other.axis for other in later)
-        if any(isinstance(other, Shift) for other in [*later, edit]) and later:
-            waits = True
+        waits = is_learnable(edit) or not all(_commute(edit, other) for other in later)
         (later if waits else now).append(edit)
     return tuple(now), tuple(later)
+
+
+def _commute(one: Edit, other: Edit) -> bool:
+    """Whether two edits may be made in either order: along different axes, or at different positions of one."""
+    if isinstance(one, Shift) or isinstance(other, Shift):
+        return False
+    if one.axis != other.axis:
+        return True
+    if isinstance(one, Scale) or isinstance(other, Scale):
+        return False
+    first, second = (_positions(edit.groups).reshape(-1) for edit in (one, other) if isinstance(edit, Rotate | Center))
+    return not bool(torch.isin(first, second).any())
 
 
 def _rotated(
