@@ -15,6 +15,8 @@ import torch
 
 from graphrot.calibration.choice import Choice, choose
 from graphrot.errors import InputRefused, UsageError
+from graphrot.evaluate.compare import longest_run
+from graphrot.evaluate.session import open_decoder
 from graphrot.learn.checkpoint import Checkpoint, as_tensors
 from graphrot.learn.descent import Descended, Schedule, descend
 from graphrot.learn.result import Learned
@@ -24,6 +26,7 @@ from graphrot.learn.stiefel import orthogonality
 from graphrot.learn.subject import Subject, load_subject
 from graphrot.learn.task import Task
 from graphrot.model.inputs import Inputs
+from graphrot.model.load import Source
 from graphrot.progress import Progress
 from graphrot.quantize import SHORTEST_CALIBRATION
 from graphrot.recipe import Recipe, default_recipe, resolve_recipe
@@ -121,7 +124,7 @@ class _Run:
         texts = Texts(tokenizer or subject.source.tokenizer_dir, choice)
         texts.fit(subject.source.model, subject.source.path, progress=self.progress)
         with self.step("data"):
-            sequences = None if self.settings.loss == "data-free" else self._sequences(texts)
+            sequences = None if self.settings.loss == "data-free" else self._sequences(subject.source, texts)
             task = self._task(subject, sequences)
         part = texts.part()
         checkpoint = Checkpoint(self.work.groups, self._job(subject, part))
@@ -135,13 +138,25 @@ class _Run:
             found = descend(task, start, schedule, checkpoint=checkpoint, progress=self.progress)
         return self._write(target, subject, found, checkpoint.resumed, part)
 
-    def _sequences(self, texts: Texts) -> np.ndarray:
-        """The calibration sequences: fewer or shorter ones where the text has not so many tokens."""
+    def _sequences(self, source: Source, texts: Texts) -> np.ndarray:
+        """The calibration sequences: fewer or shorter ones where the model or the text allows no more."""
+        if "input_ids" not in [value.name for value in source.model.graph.inputs]:
+            raise InputRefused(
+                "The model is not a decoder",
+                where="inputs " + ", ".join(str(value.name) for value in source.model.graph.inputs),
+                why="none is called input_ids, which tokens are fed to",
+                do="use --loss data-free",
+            )
         texts.require("the loss is measured on text", tokens=SHORTEST_CALIBRATION, instead="--loss data-free")
-        tokens = texts.tokens(self.settings.sequences * self.settings.length)
-        length = min(self.settings.length, len(tokens) // HELDOUT)
+        longest = longest_run(open_decoder(source.path), self.settings.length)
+        if longest is None:
+            raise InputRefused("The model does not run on a single row of tokens", where=source.name)
+        if longest < self.settings.length:
+            self.notes += (f"the model takes at most {longest} tokens at once: it was run on rows of so many",)
+        tokens = texts.tokens(self.settings.sequences * longest)
+        length = min(longest, len(tokens) // HELDOUT)
         count = min(self.settings.sequences, len(tokens) // length)
-        if count * length < self.settings.sequences * self.settings.length:
+        if count * length < self.settings.sequences * longest:
             self.notes += (f"the calibration text has {len(tokens)} tokens: {count} sequences of {length} were used",)
         return tokens[: count * length].reshape(count, length)
 

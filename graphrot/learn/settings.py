@@ -56,7 +56,7 @@ class Settings:
         rate: the largest.
         seed: of batches, and of the tokens that are looked at. The start's is the recipe's.
         sequences: of the calibration text.
-        length: tokens of each.
+        length: tokens of each, at most.
         top_k: with kl, compare the likeliest tokens only; None: all.
     """
 
