@@ -24,6 +24,7 @@ from graphrot.prepare import opened_up, plan_for, rotated_graph
 from graphrot.quant.feeds import token_feeds
 from graphrot.recipe import resolve_recipe
 from graphrot.rotation.orthogonal import build_matrix
+from tests.contrib.built import built
 from tests.exported import tiny_onnx
 
 
@@ -49,10 +50,12 @@ class Learnable:
         return {key: matrix.clone().requires_grad_() for key, matrix in self.matrices.items()}
 
 
-def learnable(path: Path, recipe: str = "w4a4kv4") -> Learnable:
-    """Open the R1 and R2 of a decoder's plan."""
+def learnable(path: Path, recipe: str = "w4a4kv4", *, double: bool = False) -> Learnable:
+    """Open the R1 and R2 of a decoder's plan; ``double``: of its float64 twin."""
     source = load_source(str(path), workdir=path.parent / "work")
-    wanted = resolve_recipe(recipe)
+    if double:
+        source = replace(source, model=to_double(source.model))
+    wanted = resolve_recipe(recipe, kv="none") if double else resolve_recipe(recipe)
     source = opened_up(source, rotary=True)
     facts = analyze(source.model)
     sites = find_sites(source.model, facts, wanted, allow_partial=False)
@@ -72,9 +75,10 @@ def learnable(path: Path, recipe: str = "w4a4kv4") -> Learnable:
 
 
 @functools.cache
-def tiny_learnable(name: str) -> Learnable:
-    """Of ``tests.tiny``."""
-    return learnable(tiny_onnx(name))
+def tiny_learnable(name: str, *, double: bool = False) -> Learnable:
+    """Of ``tests.tiny``; ``built/NAME``: as the genai builder writes it."""
+    kind, _, inner = name.rpartition("/")
+    return learnable(built(inner) / "model.onnx" if kind else tiny_onnx(inner), double=double)
 
 
 def answer(
@@ -83,6 +87,7 @@ def answer(
     """What ONNX Runtime makes of a graph; pending edits are written on a copy."""
     copy = model.clone()
     materialize(copy, None)
+    ir.external_data.load_to_model(copy)
     if double:
         copy = to_double(copy)
         feeds = {k: v.astype(np.float64) if v.dtype == np.float32 else v for k, v in feeds.items()}
