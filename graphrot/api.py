@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from graphrot.bench.results import Comparison
     from graphrot.converted import Converted
     from graphrot.evaluate.generate import Generation
-    from graphrot.evaluate.perplexity import Perplexity
     from graphrot.evaluate.verify import Verification
     from graphrot.learn.result import Learned
+    from graphrot.measure import Evaluation
     from graphrot.model.interop import ModelObject
     from graphrot.recipe import Recipe
     from graphrot.report.inspection import Inspection
@@ -197,40 +197,57 @@ def verify(
 def evaluate(
     model: str | Path,
     *,
-    text: str | Path,
+    text: str | Path | None = None,
     window: int = 1024,
     windows: int = 3,
     tokenizer: str | Path | None = None,
+    reference: str | Path | None = None,
+    tasks: str | Sequence[str] = (),
+    limit: int | None = None,
+    record: bool = False,
+    allow_overlap: bool = False,
     progress: Progress = silent,
-) -> Perplexity:
-    """Perplexity of a model on the first ``windows`` windows of a text.
+) -> Evaluation:
+    """Perplexity of a model on the first ``windows`` windows of a text, agreement with another model, and tasks.
 
     Windows do not overlap, each starts from an empty cache, and the text is tokenized without special
     tokens. Figures of different windows are not comparable.
 
     Args:
         model: a folder that :func:`convert` wrote, or an .onnx file of a decoder.
-        text: a UTF-8 file.
+        text: a UTF-8 file; None: only tasks.
         window: tokens per window.
         windows: number of windows.
         tokenizer: a folder with tokenizer.json; None: look beside the model.
-        progress: told of each window.
+        reference: another model with the same tokenizer, the float one for example: the divergence from it and the
+            part of equal first choices are measured on the same windows.
+        tasks: names of tasks of lm-eval, or YAML files of its form; in a list, or in one text with commas.
+        limit: items of each task, from its start; None: all.
+        record: put the figures into the model's graphrot.json.
+        allow_overlap: go on where the model was calibrated or learned on parts of the text, with a note.
+        progress: told of each window, and of the tasks' requests.
 
     Raises:
-        UsageError: a window of less than two tokens.
-        InputRefused: model, text or tokenizer cannot be used, or the text is too short.
-        CheckFailed: the model's answers are no numbers.
+        UsageError: a window of less than two tokens, nothing to measure, or an unknown task.
+        InputRefused: model, text, tokenizer or a task cannot be used, the text is too short, or the model has seen it.
+        CheckFailed: a model's answers are no numbers.
+        EnvironmentProblem: lm-eval is missing, or a task's data set cannot be had.
     """
-    from graphrot.evaluate.perplexity import perplexity
-    from graphrot.evaluate.session import open_decoder
-    from graphrot.evaluate.text import encode_file, find_tokenizer, foreign_notes
+    from graphrot.measure import measure
 
-    path = Path(model)
-    decoder = open_decoder(path)
-    size = decoder.vocabulary
-    tokens = encode_file(Path(text), _path(tokenizer), beside=(path,), vocabulary=size)
-    result = perplexity(decoder, tokens, window=window, windows=windows, progress=progress)
-    return replace(result, notes=foreign_notes(find_tokenizer(_path(tokenizer), beside=(path,)), size))
+    return measure(
+        Path(model),
+        text=_path(text),
+        window=window,
+        windows=windows,
+        tokenizer=_path(tokenizer),
+        reference=_path(reference),
+        tasks=[task.strip() for task in tasks.split(",")] if isinstance(tasks, str) else tasks,
+        limit=limit,
+        record=record,
+        allow_overlap=allow_overlap,
+        progress=progress,
+    )
 
 
 def generate(

@@ -34,6 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("prepare",),
     ("learn", "auto"),
     ("report",),
+    ("measure",),
     ("converted",),
     ("job",),
     ("convert",),

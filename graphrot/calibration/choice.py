@@ -12,7 +12,8 @@ from graphrot.errors import InputRefused, UsageError
 Kind = Literal["default", "text", "tokens", "dataset", "self"]
 
 _SELF = re.compile(r"self(?::(?P<seed>.*))?", re.DOTALL)
-_DATASET = re.compile(r"datasets:(?P<id>[^:]+)(?::(?P<split>[^:\[]+(?:\[[^\]]*\])?)(?::(?P<column>.+))?)?", re.DOTALL)
+_SPLIT = r"[^:\[](?:[^:\[]|\[[^\]]*\])*"
+_DATASET = re.compile(rf"datasets:(?P<id>[^:]+)(?::(?P<split>{_SPLIT})(?::(?P<column>.+))?)?", re.DOTALL)
 _HELD_BACK = re.compile(r"(?:^|[^a-z])(?:test|eval)", re.IGNORECASE)
 """Splits that measure models; validation splits are for choosing, which calibration is."""
 
@@ -114,7 +115,7 @@ def _dataset(spec: str) -> Choice:
             do="write, for example, datasets:Salesforce/wikitext/wikitext-2-raw-v1:train:text",
         )
     split = found["split"] or "train"
-    if _HELD_BACK.search(split.partition("[")[0]) or any(map(_HELD_BACK.search, re.split(r"\+", split))):
+    if _HELD_BACK.search(re.sub(r"\[.*?\]", "", split)):
         raise InputRefused(
             "This split is kept for measuring",
             where=f"--calibration {spec}, split {split!r}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -35,7 +36,7 @@ def read_tokens(file: Path) -> np.ndarray:
     except OSError as error:
         why = error.strerror or str(error)
         raise InputRefused("The token file cannot be read", where=str(file), why=why, do=_FORMS) from error
-    except (ValueError, EOFError, RecursionError) as error:
+    except (ValueError, OverflowError, EOFError, RecursionError, BadZipFile) as error:
         raise InputRefused("The token file does not parse", where=str(file), why=str(error)[:400], do=_FORMS) from error
     if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
         raise _no_ids(file, f"it holds {array.dtype} {list(array.shape)}")
@@ -51,10 +52,10 @@ def _no_ids(file: Path, why: str) -> InputRefused:
 
 
 def _numpy(file: Path) -> np.ndarray:
-    found = np.load(file, allow_pickle=False)
-    if isinstance(found, np.ndarray):
-        return found
-    with found:
+    with file.open("rb") as stream:
+        found = np.load(stream, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            return found
         names = list(found)
         name = _NAME if _NAME in names else names[0] if len(names) == 1 else None
         if name is None:

@@ -88,6 +88,7 @@ def stream(
     max_new_tokens: int = 64,
     sampling: Sampling | None = None,
     chat: bool = False,
+    special: bool = True,
 ) -> Iterator[Piece]:
     """Yield new tokens until one that ends the text (which is not yielded) or ``max_new_tokens``.
 
@@ -98,12 +99,13 @@ def stream(
         max_new_tokens: at most so many.
         sampling: None takes the likeliest token each time (the first of equals).
         chat: put the prompt into the chat template.
+        special: without it, nothing is put around the prompt (such as BOS).
 
     Raises:
         InputRefused: the prompt has no tokens, or tokens that the model does not have.
         CheckFailed: the logits are not finite.
     """
-    ids = tokenizer.encode_chat(prompt) if chat else tokenizer.encode(prompt, special=True)
+    ids = tokenizer.encode_chat(prompt) if chat else tokenizer.encode(prompt, special=special)
     if not ids:
         raise InputRefused("The prompt is empty", do="give a prompt of at least one token")
     vocabulary = getattr(model, "vocabulary", None)

@@ -21,7 +21,7 @@ from graphrot.progress import Progress, silent
 _LARGEST = 700.0
 """Its exponential is still a float64."""
 
-_ROWS = 128
+ROWS = 128
 """Positions whose logits are widened to float64 at a time."""
 
 
@@ -59,6 +59,23 @@ def perplexity(
         InputRefused: the text has fewer tokens than that.
         CheckFailed: the logits are not finite, or exclude the text.
     """
+    pieces = cut(tokens, window=window, windows=windows)
+    total = 0.0
+    for index, piece in enumerate(pieces):
+        progress("perplexity", index, len(pieces))
+        logits, _ = model.run(piece[None])
+        total += negative_log_likelihood(logits[0, :-1], piece[1:])
+    progress("perplexity", len(pieces), len(pieces))
+    return finish(total, window, len(pieces))
+
+
+def cut(tokens: Sequence[int] | np.ndarray, *, window: int, windows: int | None) -> list[np.ndarray]:
+    """The first ``windows`` windows of ``tokens`` (None: all full windows), each ``[window] int64``.
+
+    Raises:
+        UsageError: a window of less than two tokens, or less than one window.
+        InputRefused: there are fewer tokens than that.
+    """
     if window < 2 or (windows is not None and windows < 1):
         raise UsageError(
             "There is nothing to predict", where=f"window {window}, windows {windows}", do="use a window of 2 or more"
@@ -73,23 +90,31 @@ def perplexity(
             why=f"{max(count, 1)} windows of {window} tokens need {max(count, 1) * window}",
             do="give a longer text, or ask for fewer or smaller windows",
         )
-    total = 0.0
-    for index in range(count):
-        progress("perplexity", index, count)
-        piece = ids[index * window : (index + 1) * window]
-        logits, _ = model.run(piece[None])
-        total += negative_log_likelihood(logits[0, :-1], piece[1:])
-    progress("perplexity", count, count)
-    predicted = count * (window - 1)
+    return [ids[index * window : (index + 1) * window] for index in range(count)]
+
+
+def finish(total: float, window: int, windows: int, *, whose: str = "The model") -> Perplexity:
+    """The perplexity of a summed negative log-likelihood.
+
+    Args:
+        total: sum over all predicted tokens, in nats.
+        window: tokens per window.
+        windows: number of windows.
+        whose: for the error.
+
+    Raises:
+        CheckFailed: the logits were not finite, or excluded the text.
+    """
+    predicted = windows * (window - 1)
     mean = total / predicted
     if not mean < _LARGEST:
         raise CheckFailed(
-            "The model has no perplexity on this text",
+            f"{whose} has no perplexity on this text",
             where=f"mean negative log-likelihood {mean:.3g}",
             why="its logits are not finite" if not math.isfinite(mean) else "it excludes the text's tokens",
             do="check the model's weights",
         )
-    return Perplexity(math.exp(mean), predicted, window, count)
+    return Perplexity(math.exp(mean), predicted, window, windows)
 
 
 def negative_log_likelihood(logits: np.ndarray, targets: np.ndarray) -> float:
@@ -100,12 +125,12 @@ def negative_log_likelihood(logits: np.ndarray, targets: np.ndarray) -> float:
         targets: ``[S]`` token ids.
     """
     total = 0.0
-    for start in range(0, len(targets), _ROWS):
-        rows = logits[start : start + _ROWS].astype(np.float64)
+    for start in range(0, len(targets), ROWS):
+        rows = logits[start : start + ROWS].astype(np.float64)
         top = rows.max(axis=-1)
         if not np.isfinite(top).all():
             return math.nan
         normalizer = top + np.log(np.exp(rows - top[:, None]).sum(axis=-1))
-        picked = rows[np.arange(len(rows)), targets[start : start + _ROWS]]
+        picked = rows[np.arange(len(rows)), targets[start : start + ROWS]]
         total += float((normalizer - picked).sum())
     return total

@@ -79,6 +79,18 @@ class Tokenizer:
         own = self._tokenizer.token_to_id(token) if token else None
         return frozenset(ids if own is None else ids | {own})
 
+    @property
+    def start_token(self) -> int | None:
+        """The id of the token that begins a text: the tokenizer's own BOS, else the first that ends one."""
+        token = self._special("bos_token")
+        own = self._tokenizer.token_to_id(token) if token else None
+        return int(own) if own is not None else min(self.end_tokens, default=None)
+
+    def begins_itself(self, text: str) -> bool:
+        """Whether a text is written with its BOS, so that no other must be put in front."""
+        token = self._special("bos_token")
+        return bool(token) and text.startswith(token or "")
+
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of a text; ``special`` adds what the tokenizer puts around it (such as BOS)."""
         with _refusing("The tokenizer fails on a text", self.folder / _TOKENIZER):

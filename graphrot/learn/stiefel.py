@@ -26,9 +26,6 @@ MOMENTUM = 0.9
 NORM_MEMORY = 0.99
 """What remains of the running squared norm of a gradient."""
 
-_LARGEST_ANGLE = 0.5
-"""Bound on ``t |A| / 2`` in the spectral norm: a step turns no vector by more than some 53 degrees."""
-
 
 @dataclass
 class State:
@@ -76,8 +73,8 @@ class CayleySgd:
 
         Args:
             gradients: of the loss by key, ``[n, n]`` in the ambient space, any float dtype.
-            rate: length of the step, as a fraction of ``sqrt(n)``, the norm of the matrix, where the gradient has
-                the norm that it usually has.
+            rate: length of the step, as a fraction of ``sqrt(n)``, the norm of the matrix, where all gradients agree
+                and have the norm that they usually have; less where they differ, and never more.
 
         Raises:
             CheckFailed: a gradient is not finite, or a matrix is not orthogonal any more.
@@ -104,10 +101,8 @@ class CayleySgd:
         # The old direction, transported to here by projection onto the tangent space.
         direction = self._momentum * _skew(state.momentum @ matrix.T) + (1 - self._momentum) * tangent
         state.momentum = direction @ matrix
-        size = rate * len(matrix) ** 0.5 / usual / (1 - self._momentum**state.steps)
-        widest = float(torch.linalg.matrix_norm(direction, ord=torch.inf))
-        size = min(size, 2 * _LARGEST_ANGLE / widest) if widest > 0 else 0.0
-        half = direction * (size / 2)
+        direction = direction / (1 - self._momentum**state.steps)
+        half = direction * (rate * len(matrix) ** 0.5 / max(usual, float(direction.norm())) / 2)
         identity = torch.eye(len(matrix), dtype=torch.float64)
         # Contiguous: a state that was read from a file is, and products round by how their operands lie.
         state.matrix = torch.linalg.solve(identity + half, (identity - half) @ matrix).contiguous()

@@ -192,7 +192,8 @@ class EvaluationPart(Part):
     """One measurement of the finished model, kept by ``graphrot eval --record``.
 
     ``kl`` (nats a token) and ``top1`` (a fraction) compare with ``reference``. ``tasks`` maps a task's metrics to
-    figures.
+    figures, on ``limit`` items of each (None: all). ``sha256`` is that of the text file; ``overlaps``: the model had
+    seen parts of it when it was calibrated.
     """
 
     text: str | None = None
@@ -206,3 +207,5 @@ class EvaluationPart(Part):
     kl: float | None = None
     top1: float | None = None
     tasks: dict[str, dict[str, float]] = {}
+    limit: int | None = None
+    overlaps: bool = False
