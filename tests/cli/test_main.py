@@ -16,7 +16,7 @@ from graphrot.errors import CheckFailed, EnvironmentProblem, GraphrotError, Inpu
 
 
 def test_the_list_of_commands() -> None:
-    assert [name for name, _ in COMMANDS] == ["convert", "inspect", "verify", "eval", "generate", "bench", "doctor"]
+    assert [name for name, _ in COMMANDS] == ["convert", "learn", "inspect", "verify", "eval", "generate", "bench", "doctor"]
 
 
 @pytest.mark.parametrize("name", ["", *(name for name, _ in COMMANDS)])
@@ -29,7 +29,7 @@ def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None
     assert run([]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("usage: Name a command: convert, inspect")
+    assert err.startswith("usage: Name a command: convert, learn, inspect")
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
