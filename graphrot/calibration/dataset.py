@@ -87,7 +87,7 @@ class _Refusing:
         if error is None or not isinstance(error, Exception) or isinstance(error, InputRefused):
             return
         why = " ".join(str(error).split())[:400]
-        if isinstance(error, ConnectionError) or type(error).__name__ in ("OfflineModeIsEnabled", "LocalEntryNotFound"):
+        if isinstance(error, ConnectionError):
             raise EnvironmentProblem(
                 "The data set cannot be reached", where=self._where, why=why, do="check the network, or give a file"
             ) from error

@@ -179,7 +179,7 @@ def _quiet() -> Iterator[None]:
 
 def _refusal(error: Exception, where: str) -> GraphrotError:
     why = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
-    if isinstance(error, ConnectionError) or "Offline" in type(error).__name__:
+    if isinstance(error, ConnectionError):
         return EnvironmentProblem(
             "A task's data set cannot be reached", where=f"--tasks {where}", why=why, do="check the network"
         )
