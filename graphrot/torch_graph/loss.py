@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -83,7 +83,7 @@ class EndToEnd:
         logits = self._run(feeds, matrices, plain=False)
         if reference is not None:
             return _apply_divergence(logits, reference, self._top_k or 0)
-        return _apply_entropy(logits, torch.from_numpy(ids[:, 1:].astype(np.int64).reshape(-1)))
+        return _apply_entropy(logits, torch.from_numpy(ids.astype(np.int64)))
 
     def _run(
         self, feeds: Mapping[str, np.ndarray], matrices: Mapping[str, torch.Tensor], *, plain: bool
@@ -95,31 +95,29 @@ class EndToEnd:
             raise InputRefused(
                 "The model's logits are not [batch, tokens, vocabulary]", where=f"output {self._logits!r}"
             )
-        return found[:, :-1].reshape(-1, found.shape[-1])
+        return found
 
 
 class _Entropy(torch.autograd.Function):
     """Mean cross-entropy; the gradient is made with it, in pieces, so that no third array of logits exists."""
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        grad = torch.empty_like(logits)
+    def forward(ctx: Any, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        grad, count = torch.zeros_like(logits), tokens[:, 1:].numel()
         total = torch.zeros((), dtype=torch.float64)
-        rows = max(1, _CHUNK // logits.shape[1])
-        for start in range(0, len(logits), rows):
-            part = torch.log_softmax(logits[start : start + rows], -1)
-            picked = targets[start : start + rows, None]
-            total -= part.gather(1, picked).sum(dtype=torch.float64)
-            part = part.exp_()
-            part.scatter_add_(1, picked, torch.full_like(picked, -1, dtype=part.dtype))
-            grad[start : start + rows] = part.div_(len(logits))
+        for row, part in _pieces(logits):
+            logs = torch.log_softmax(logits[row, part], -1)
+            picked = tokens[row, part.start + 1 : part.stop + 1, None]
+            total -= logs.gather(1, picked).sum(dtype=torch.float64)
+            spread = logs.exp_()
+            spread.scatter_add_(1, picked, torch.full_like(picked, -1, dtype=spread.dtype))
+            grad[row, part] = spread.div_(count)
         ctx.save_for_backward(grad)
-        return (total / len(logits)).to(logits.dtype)
+        return (total / count).to(logits.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (grad,) = ctx.saved_tensors
-        return grad * grads[0], None
+        return _times(ctx.saved_tensors[0], grads[0]), None
 
 
 class _Divergence(torch.autograd.Function):
@@ -127,20 +125,19 @@ class _Divergence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, reference: torch.Tensor, top_k: int) -> torch.Tensor:
-        grad = torch.empty_like(logits)
+        grad, count = torch.zeros_like(logits), logits[:, 1:, 0].numel()
         total = torch.zeros((), dtype=torch.float64)
-        rows = max(1, _CHUNK // logits.shape[1])
-        for start in range(0, len(logits), rows):
-            q, p = (torch.log_softmax(part[start : start + rows], -1) for part in (logits, reference))
-            if not top_k or top_k >= logits.shape[1] - 1:
+        for row, part in _pieces(logits):
+            q, p = (torch.log_softmax(x[row, part], -1) for x in (logits, reference))
+            if not top_k or top_k >= logits.shape[-1] - 1:
                 weight = p.exp()
                 total += (weight * (p - q)).sum(dtype=torch.float64)
-                grad[start : start + rows] = (q.exp_() - weight).div_(len(logits))
+                grad[row, part] = (q.exp_() - weight).div_(count)
                 continue
             chosen = p.topk(top_k, -1).indices
             first, second = p.gather(1, chosen), q.gather(1, chosen)
             # All other tokens are one event: its probability, and how the gradient spreads over them.
-            rest_p, rest_q = (_rest(part, chosen) for part in (p, q))
+            rest_p, rest_q = (_rest(x, chosen) for x in (p, q))
             weight = first.exp()
             total += (weight * (first - second)).sum(dtype=torch.float64)
             total += (rest_p.exp() * (rest_p - rest_q)).sum(dtype=torch.float64)
@@ -148,14 +145,26 @@ class _Divergence(torch.autograd.Function):
             spread = q.exp_()
             kept = spread.gather(1, chosen)
             spread = spread * (1 - (rest_p - rest_q).exp())
-            grad[start : start + rows] = spread.scatter_(1, chosen, kept - weight).div_(len(logits))
+            grad[row, part] = spread.scatter_(1, chosen, kept - weight).div_(count)
         ctx.save_for_backward(grad)
-        return (total / len(logits)).to(logits.dtype)
+        return (total / count).to(logits.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (grad,) = ctx.saved_tensors
-        return grad * grads[0], None, None
+        return _times(ctx.saved_tensors[0], grads[0]), None, None
+
+
+def _pieces(logits: torch.Tensor) -> Iterator[tuple[int, slice]]:
+    """Rows and runs of tokens; the last token of a row has none after it. A copy of all logits is never made."""
+    batch, length, width = logits.shape
+    step = max(1, _CHUNK // width)
+    for row in range(batch):
+        for start in range(0, length - 1, step):
+            yield row, slice(start, min(start + step, length - 1))
+
+
+def _times(grad: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    return grad if factor.item() == 1.0 else grad * factor
 
 
 _apply_entropy: Callable[..., torch.Tensor] = _Entropy.apply
