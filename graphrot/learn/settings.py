@@ -30,8 +30,8 @@ class Defaults:
 
 
 DEFAULTS: dict[Loss, Defaults] = {
-    "local": Defaults(300, 0.02, 64),
-    "data-free": Defaults(200, 0.02, 0),
+    "local": Defaults(200, 0.05, 64),
+    "data-free": Defaults(200, 0.05, 0),
     "ce": Defaults(100, 0.02, 256),
     "kl": Defaults(100, 0.02, 256),
 }
