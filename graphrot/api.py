@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from graphrot.converted import Converted
     from graphrot.evaluate.generate import Generation
     from graphrot.evaluate.verify import Verification
+    from graphrot.learn.result import Learned
     from graphrot.measure import Evaluation
     from graphrot.model.interop import ModelObject
     from graphrot.recipe import Recipe
     from graphrot.report.inspection import Inspection
     from graphrot.report.write import Report
 
-for _name in ("graphrot.bench", "graphrot.convert", "graphrot.evaluate", "graphrot.report"):
+for _name in ("graphrot.bench", "graphrot.convert", "graphrot.evaluate", "graphrot.learn", "graphrot.report"):
     # Modules that share their name with a public function: loaded first, so that the function keeps the name.
     import_module(_name)
 
@@ -55,6 +56,85 @@ def convert(
         calibration=calibration,
         tokenizer=tokenizer,
         plan=plan,
+        allow_partial=allow_partial,
+        force=force,
+        resume=resume,
+        progress=progress,
+        **overrides,
+    )
+
+
+def learn(
+    source: str | Path | ModelObject,
+    *,
+    output: str | Path,
+    recipe: str | Path | Mapping[str, Any] | Recipe | None = None,
+    loss: str = "local",
+    steps: int | None = None,
+    rate: float | None = None,
+    sequences: int | None = None,
+    top_k: int | None = None,
+    calibration: str | Path | None = None,
+    tokenizer: str | Path | None = None,
+    allow_partial: bool = False,
+    force: bool = False,
+    resume: bool = False,
+    progress: Progress = silent,
+    **overrides: Any,
+) -> Learned:
+    """Learn the rotations that are folded into a model's weights, for what a recipe rounds.
+
+    The start are the recipe's matrices. What is written is for ``convert(..., rotations=output)``: the matrices with
+    the least held-out loss. The same arguments give the same bits on one machine, interrupted or not.
+
+    Args:
+        source: as :func:`convert` takes it.
+        output: ``X.safetensors``.
+        recipe: as :func:`convert` takes it; it must round weights, activations or the cache, but for ``data-free``.
+        loss: ``local`` (expected rounding errors of tensors), ``data-free`` (fourth moments of rotated weights),
+            ``ce`` (next tokens' cross-entropy of the rounded model) or ``kl`` (its divergence from the float model).
+        steps: at most; None: a number that serves the loss.
+        rate: the largest length of a step, as a fraction of the matrix' norm; None: one that serves the loss.
+        sequences: of 256 tokens of the calibration text, an eighth held out; None: a number that serves the loss.
+        top_k: with ``kl``, compare the likeliest tokens only.
+        calibration: what is learned on, as :func:`convert` takes it.
+        tokenizer: a folder with tokenizer.json, for an .onnx source that has none beside it.
+        allow_partial: go on where some of the asked rotations are refused.
+        force: replace the file.
+        resume: go on where an interrupted run with the same arguments stopped, if there is one.
+        progress: told of each step.
+        overrides: fields of the recipe.
+
+    Raises:
+        UsageError: options or recipe are wrong, or the output exists.
+        InputRefused: the source or the text cannot be used, or nothing in it can be learned.
+        CheckFailed: a loss is not finite, or a matrix is not orthogonal to 1e-6.
+        EnvironmentProblem: torch is not installed, or the place cannot be written.
+    """
+    from graphrot.errors import EnvironmentProblem
+
+    try:
+        from graphrot.learn.learn import learn as run
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise EnvironmentProblem(
+            "The package 'torch' is not installed",
+            why="rotations are learned with it",
+            do="pip install 'graphrot[learn]'",
+        ) from error
+
+    return run(
+        source,
+        output=output,
+        recipe=recipe,
+        loss=loss,
+        steps=steps,
+        rate=rate,
+        sequences=sequences,
+        top_k=top_k,
+        calibration=calibration,
+        tokenizer=tokenizer,
         allow_partial=allow_partial,
         force=force,
         resume=resume,

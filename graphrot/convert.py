@@ -71,6 +71,7 @@ def convert(
     from graphrot.plan.replay import follow
     from graphrot.plan.serialize import load_plan
     from graphrot.recipe import default_recipe, resolve_recipe
+    from graphrot.rotation.file import read_rotations
     from graphrot.texts import look_ahead
     from graphrot.threads import steady_blas
 
@@ -91,7 +92,11 @@ def convert(
         raise UsageError("Nothing can be resumed without an output", where="resume", do="give the output of the run")
     given = str(source) if isinstance(source, Path) else source
     choice = choose(calibration)
-    inputs = Inputs.of(given, (choice.file, tokenizer, plan, recipe if isinstance(recipe, str | Path) else None))
+    if wanted.rotations_file is not None:
+        read_rotations(wanted.rotations_file)
+    inputs = Inputs.of(
+        given, (choice.file, tokenizer, plan, wanted.rotations_file, recipe if isinstance(recipe, str | Path) else None)
+    )
 
     words = None if tokenizer is None else Path(tokenizer)
     wanted = settle_target(wanted, given, None if output is None else Path(output), words)

@@ -82,6 +82,7 @@ class Job:
         from graphrot.plan.replay import refuse_less, same_source
         from graphrot.prepare import opened_up, plan_for
         from graphrot.quantize import quantize
+        from graphrot.report.learning import learning_part, rotation_file, source_note
         from graphrot.report.manifest import build_manifest, metadata, outlier_parts
         from graphrot.texts import Texts
 
@@ -105,6 +106,8 @@ class Job:
                 if plan is None
                 else same_source(plan, source.sha256)
             )
+            learned = rotation_file(chosen)
+            self.notes += source_note(learned, source.sha256)
             if self.recipe.rotations is not None:
                 refuse_less(chosen, self.recipe, allow_partial=allow_partial)
         with self.step("rotate"):
@@ -147,7 +150,13 @@ class Job:
         report = build_manifest(
             source, rotated, self.recipe, chosen, certificate, done, facts, sites, self.seconds, types, half
         )
-        report = report.model_copy(update={"outliers": outlier_parts(outliers), "calibration": texts.part()})
+        report = report.model_copy(
+            update={
+                "outliers": outlier_parts(outliers),
+                "calibration": texts.part(),
+                "learning": learning_part(learned),
+            }
+        )
         rotated.metadata_props.update(metadata(report, chosen))
         parts = genai_parts(self.recipe, rotated, source, texts.tokenizer_dir)
         restore_names(rotated, source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
@@ -13,8 +14,11 @@ from graphrot.model.load import Source
 from graphrot.passes import ROTATION_PASSES
 from graphrot.passes.raise_opset import needed_opset
 from graphrot.plan.build import PlanRequest, build_plan
+from graphrot.plan.learned import with_file
 from graphrot.plan.types import RotationPlan
 from graphrot.recipe import Recipe
+from graphrot.rotation.file import read_rotations
+from graphrot.rotation.orthogonal import RotationKind
 
 
 def opened_up(source: Source, *, rotary: bool) -> Source:
@@ -27,17 +31,30 @@ def opened_up(source: Source, *, rotary: bool) -> Source:
 
 
 def plan_for(facts: Facts, recipe: Recipe, *, source_hash: str) -> RotationPlan:
-    """The plan that a recipe asks for."""
+    """The plan that a recipe asks for.
+
+    Raises:
+        InputRefused: the recipe's file of learned rotations cannot be read, or lacks a matrix that the model needs.
+    """
+    file = None if recipe.rotations_file is None else read_rotations(recipe.rotations_file)
     request = PlanRequest(
         kinds=recipe.sites,
-        rotations=recipe.rotations if recipe.rotations != "auto" else None,
+        rotations=_constructed(recipe),
         seed=recipe.seed,
         embedding_bits=recipe.embedding_bits,
         head_bits=recipe.head_bits,
         recipe=recipe.model_dump(),
         online_r1=recipe.online_r1,
     )
-    return build_plan(facts, request, source_hash=source_hash)
+    plan = build_plan(facts, request, source_hash=source_hash)
+    return plan if file is None else with_file(plan, file)
+
+
+def _constructed(recipe: Recipe) -> RotationKind | None:
+    """The matrices of what is not learned."""
+    if recipe.rotations_file is not None:
+        return "hadamard"
+    return next((kind for kind in get_args(RotationKind) if kind == recipe.rotations), None)
 
 
 def rotated_graph(model: ir.Model, plan: RotationPlan, *, quantizes: bool) -> ir.Model:

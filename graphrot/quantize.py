@@ -15,7 +15,6 @@ from graphrot.analysis.types import AttentionSites, CachePair, Facts, LinearRef
 from graphrot.emit.ort import emit_ort
 from graphrot.emit.portable import emit_portable
 from graphrot.emit.report import QuantizedEntry
-from graphrot.errors import InputRefused
 from graphrot.graph import WeightStore, is_constant, node_of, read_constant, value_map
 from graphrot.passes.quantize_activations import QuantizeActivations
 from graphrot.passes.quantize_cache import QuantizeCache
@@ -26,6 +25,7 @@ from graphrot.passes.refs import current_linears
 from graphrot.plan.types import RotationPlan
 from graphrot.progress import Progress
 from graphrot.quant.cache import SiteScales, cache_scales
+from graphrot.quant.feeds import token_feeds
 from graphrot.quant.grid import QuantizedTensor, WeightGrid
 from graphrot.quant.groups import SolvedGroups
 from graphrot.quant.linears import quantize_linears, quantize_weights
@@ -261,13 +261,7 @@ def calibration_feeds(
     """
     size = min(window, len(tokens), _longest(model))
     windows = [tokens[start : start + size][None] for start in range(0, len(tokens) - size + 1, max(size, 1))]
-    known = {pair.past: pair for pair in caches}
-    read = [value for value in model.graph.inputs if value.uses()]
-    return [
-        {value.name or "": _feed(value, window, known.get(value.name or "")) for value in read}
-        for window in windows
-        if size
-    ]
+    return [token_feeds(model, window, caches) for window in windows if size]
 
 
 def _longest(model: ir.Model) -> int:
@@ -279,27 +273,3 @@ def _longest(model: ir.Model) -> int:
         if table is not None and node.domain == "com.microsoft" and is_constant(table):
             longest = min(longest, read_constant(table).shape[0])
     return longest
-
-
-def _feed(value: ir.Value, window: np.ndarray, cache: CachePair | None) -> np.ndarray:
-    assert value.dtype is not None
-    dtype = value.dtype.numpy()
-    if value.name == "input_ids":
-        return window.astype(dtype)
-    if value.name == "attention_mask":
-        return np.ones(window.shape, dtype)
-    if value.name == "position_ids":
-        return np.arange(window.shape[1], dtype=dtype)[None]
-    if value.name == "token_type_ids":
-        return np.zeros(window.shape, dtype)
-    shape = [] if value.shape is None else list(value.shape)
-    if cache is not None:
-        return np.zeros((*[2] * (len(shape) == 5), 1, cache.heads, 0, cache.width), dtype)
-    if len(shape) != 4 or not isinstance(shape[1], int) or not isinstance(shape[3], int):
-        raise InputRefused(
-            "Calibration does not know what to feed to an input",
-            where=f"input {value.name!r}, shape [{', '.join(str(size) for size in shape)}]",
-            why="it is neither tokens, mask, positions, token types nor a cache [batch, heads, length, width]",
-            do="use --solver clip",
-        )
-    return np.zeros((1, shape[1], 0, shape[3]), dtype)

@@ -10,12 +10,15 @@ import json
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from graphrot.errors import UsageError
+
+RotationsFile = Annotated[str, StringConstraints(pattern=r"\.safetensors$")]
+"""A file of learned rotations."""
 
 Site = Literal["R1", "R2", "R3", "R4", "O"]
 Bits = Literal["int8", "int4"]
@@ -72,7 +75,8 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
     name: str = "custom"
-    rotations: Literal["hadamard", "random", "block-hadamard", "auto"] | None = "hadamard"
+    rotations: RotationsFile | Literal["hadamard", "random", "block-hadamard", "auto"] | None = "hadamard"
+    """The matrices that are folded into weights; of a file of learned ones those that can be learned."""
     only: tuple[Site, ...] | None = None
     """Which sites to rotate; None: what :attr:`sites` says."""
     online_r1: bool = False
@@ -142,6 +146,11 @@ class Recipe(BaseModel):
         if self.kv is not None or not self.quantizes:
             return ("R1", "R2", "R3", "R4")
         return ("R1", "R2", "R4")
+
+    @property
+    def rotations_file(self) -> str | None:
+        """The file of learned rotations, if there is one."""
+        return self.rotations if self.rotations is not None and self.rotations.endswith(".safetensors") else None
 
     @property
     def weight_bits(self) -> Literal[4, 8] | None:
@@ -338,12 +347,6 @@ def _plain(key: str, value: Any) -> Any:
         return int(value)
     if key == "only" and isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
-    if key == "rotations" and isinstance(value, str) and value.endswith(".safetensors"):
-        raise _refuse(
-            f"rotations {value}: rotations from a file are not available in this version",
-            "rotations",
-            "use hadamard, random, block-hadamard or none",
-        )
     return value
 
 
@@ -361,6 +364,8 @@ def _choices(field: str) -> list[str]:
     def collect(kind: Any) -> None:
         if get_origin(kind) is Literal:
             found.extend(str(value) for value in get_args(kind) if value not in absent)
+        elif kind == RotationsFile:
+            found.append("FILE.safetensors")
         elif kind is type(None) and field != "dtype":
             found.extend([] if field == "only" else ["off" if field == "certificate" else "none"])
         else:

@@ -68,7 +68,10 @@ class ShapeValues:
     def content(self, value: ir.Value | None) -> Shape | None:
         if value is None:
             return None
-        if value not in self.contents and is_constant(value, depth=0):
+        tensor = value.const_value
+        if tensor is not None and tensor.dtype.is_floating_point():
+            self.shape(value)  # no sizes: the numbers of weights, which may be pending edits, are not read
+        elif value not in self.contents and is_constant(value, depth=0):
             array = read_constant(value)
             if array.dtype.kind in "iub" and array.size <= _LONGEST:
                 self.contents[value] = tuple(const(n) for n in array.ravel().tolist())

@@ -42,8 +42,8 @@ def convert(
     rotations: Annotated[
         str | None,
         typer.Option(
-            metavar="hadamard|random|block-hadamard|none",
-            help="Matrices of the folded rotations.",
+            metavar="hadamard|random|block-hadamard|none|FILE",
+            help="Matrices of the folded rotations; FILE.safetensors: learned ones (graphrot learn).",
             rich_help_panel=_RECIPE,
         ),
     ] = None,
@@ -145,7 +145,7 @@ def convert(
         typer.Option(
             metavar="FILE|datasets:ID|self",
             help="What gptq and --kv-scales read: a text file, a token file (.npy, .npz, .tokens.json), "
-            "datasets:ID[/CONFIG][:SPLIT[:COLUMN]], or self: the model's own samples "
+            "datasets:ID\\[/CONFIG]\\[:SPLIT\\[:COLUMN]], or self: the model's own samples "
             "(default: Python's own help topics).",
             rich_help_panel=_FILES,
         ),

@@ -16,6 +16,7 @@ from graphrot.cli.doctor import doctor
 from graphrot.cli.evaluate import evaluate
 from graphrot.cli.generate import generate
 from graphrot.cli.inspect import inspect
+from graphrot.cli.learn import learn
 from graphrot.cli.report import report
 from graphrot.cli.stop import EXIT_INTERRUPTED, EXIT_TERMINATED, STOP, WORDS
 from graphrot.cli.verify import verify
@@ -34,6 +35,7 @@ _MACHINE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACC
 
 COMMANDS = (
     ("convert", convert),
+    ("learn", learn),
     ("inspect", inspect),
     ("verify", verify),
     ("eval", evaluate),

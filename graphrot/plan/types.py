@@ -24,6 +24,8 @@ class MatrixRef:
     """Q maps the all-ones vector to itself."""
     file: str | None = None
     key: str | None = None
+    sha256: str | None = None
+    """Of the file; another one is refused."""
     note: str = ""
     """Set when a fallback was taken, for the report."""
 

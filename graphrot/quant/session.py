@@ -82,7 +82,7 @@ class SegmentSession:
         proto = onnx.ModelProto(ir_version=model.ir_version, graph=graph)
         proto.opset_import.extend(helper.make_opsetid(d, v) for d, v in model.opset_imports.items())
         proto.functions.extend(ir.serde.serialize_function(function) for function in model.functions.values())
-        self._session = _create(proto, threads)
+        self._session = create_session(proto, threads)
         self._where = segment.group.input
 
     def run(self, carried: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -94,7 +94,7 @@ class SegmentSession:
             raise InputRefused(
                 "A part of the model does not run on the calibration text",
                 where=f"the nodes before tensor {self._where!r}",
-                why=_first_line(error),
+                why=first_line(error),
                 do="check that the model runs in ONNX Runtime, and that the text fits its vocabulary and length",
             ) from error
         return dict(zip(self.outputs, results, strict=True))
@@ -118,7 +118,16 @@ def _value_info(name: str, array: np.ndarray, *, static: bool) -> onnx.ValueInfo
     return helper.make_tensor_value_info(name, dtype, shape)
 
 
-def _create(proto: onnx.ModelProto, threads: int | None) -> onnxruntime.InferenceSession:
+def create_session(proto: onnx.ModelProto, threads: int | None) -> onnxruntime.InferenceSession:
+    """A session on a part of a model, with the custom operators at hand.
+
+    Args:
+        proto: the part.
+        threads: threads of ONNX Runtime; None: its own choice.
+
+    Raises:
+        InputRefused: ONNX Runtime does not take it.
+    """
     onnxruntime = runtime()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -136,9 +145,10 @@ def _create(proto: onnx.ModelProto, threads: int | None) -> onnxruntime.Inferenc
         raise InputRefused(
             "ONNX Runtime does not take a part of the model",
             where=f"the nodes before tensor {proto.graph.output[-1].name!r}",
-            why=_first_line(error),
+            why=first_line(error),
         ) from error
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What ONNX Runtime says, without its trace."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -183,7 +183,7 @@ def _mean(fold: MeanFold) -> MeanPart:
 
 
 def _matrix(rotation: Rotation) -> dict[str, Any]:
-    fields = ("construction", "dim", "block", "seed", "mean_preserving", "file", "key", "note")
+    fields = ("construction", "dim", "block", "seed", "mean_preserving", "file", "key", "sha256", "note")
     values = {name: getattr(rotation.matrix, name) for name in fields}
     return {name: value for name, value in values.items() if value not in (None, "", False)}
 

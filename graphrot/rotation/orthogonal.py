@@ -7,7 +7,6 @@ float64 throughout; nothing here depends on global state, and equal references g
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from graphrot.errors import InputRefused, UsageError
 from graphrot.plan.types import MatrixRef
+from graphrot.rotation.file import matrix_of
 from graphrot.rotation.hadamard import (
     MAX_FACTOR,
     Decomposition,
@@ -28,7 +28,6 @@ from graphrot.rotation.hadamard import (
 RotationKind = Literal["hadamard", "random", "block-hadamard"]
 
 _SMALLEST_BLOCK = 4
-_FILE_TOLERANCE = 1e-3
 
 
 class Orthogonal(ABC):
@@ -254,32 +253,18 @@ def _random_matrix(dim: int, seed: int, *, mean_preserving: bool) -> Float64Arra
 
 def _read_matrix(ref: MatrixRef) -> Float64Array:
     """A learned matrix from a safetensors file, moved to the nearest orthogonal one in float64."""
-    from safetensors import SafetensorError, safe_open
-
-    where = f"{ref.file} key {ref.key!r}"
     if ref.file is None or ref.key is None:
         raise UsageError("A matrix from a file needs the file and the key", where="matrix reference")
-    if not Path(ref.file).is_file():
-        raise InputRefused("The file with the rotations does not exist", where=ref.file)
-    try:
-        with safe_open(ref.file, framework="numpy") as tensors:
-            if ref.key not in tensors.keys():  # noqa: SIM118 (safe_open is no mapping)
-                raise InputRefused("The file with the rotations lacks a matrix", where=where)
-            matrix = np.asarray(tensors.get_tensor(ref.key), np.float64)
-    except SafetensorError as error:
-        raise InputRefused("The file with the rotations cannot be read", where=where, why=str(error)) from error
+    matrix = matrix_of(ref.file, ref.key, ref.sha256)
+    where = f"{ref.file} key {ref.key!r}"
     if matrix.shape != (ref.dim, ref.dim):
         raise InputRefused(
             f"The matrix has shape {matrix.shape}, and the model needs {(ref.dim, ref.dim)}", where=where
         )
-    left, singular, right = np.linalg.svd(matrix) if np.isfinite(matrix).all() else (matrix, np.array([np.inf]), matrix)
-    if np.abs(singular - 1.0).max() > _FILE_TOLERANCE:
-        raise InputRefused("The matrix is not orthogonal", where=where, why=f"a singular value is {singular.max():.6g}")
-    nearest = np.asarray(left @ right, np.float64)
-    if ref.mean_preserving and np.abs(nearest @ np.ones(ref.dim) - 1.0).max() > 1e-10:
+    if ref.mean_preserving and np.abs(matrix @ np.ones(ref.dim) - 1.0).max() > 1e-10:
         raise InputRefused(
             "The matrix does not keep the all-ones vector",
             where=where,
             why="a LayerNorm reads the channels it would rotate",
         )
-    return nearest
+    return matrix

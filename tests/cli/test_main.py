@@ -16,7 +16,16 @@ from graphrot.errors import CheckFailed, EnvironmentProblem, GraphrotError, Inpu
 
 
 def test_the_list_of_commands() -> None:
-    assert [name for name, _ in COMMANDS] == ["convert", "inspect", "verify", "eval", "generate", "bench", "doctor"]
+    assert [name for name, _ in COMMANDS] == [
+        "convert",
+        "learn",
+        "inspect",
+        "verify",
+        "eval",
+        "generate",
+        "bench",
+        "doctor",
+    ]
 
 
 @pytest.mark.parametrize("name", ["", *(name for name, _ in COMMANDS)])
@@ -29,7 +38,7 @@ def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None
     assert run([]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("usage: Name a command: convert, inspect")
+    assert err.startswith("usage: Name a command: convert, learn, inspect")
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,7 +73,6 @@ def test_typer_usage_errors_exit_with_2(arguments: list[str], capsys: pytest.Cap
     [
         (["--kv-scales", "channel"], "kv_scales channel says how ONNX Runtime's own attention stores"),
         (["--rotations", "auto"], "not available in this version"),
-        (["--rotations", "r.safetensors"], "rotations from a file are not available in this version"),
         (["--provider", "cuda"], "the cuda provider is not available in this version"),
         (["--dtype", "float8"], "The recipe is not valid"),
         (["--certificate", "layers"], "the layer-by-layer certificate is not available in this version"),

@@ -80,7 +80,6 @@ def test_every_named_recipe_is_valid(name: str) -> None:
         ({"kv": "int8", "kernels": "ort", "kv_range": "none"}, "kv int8 with kernels ort needs kv_range"),
         ({"kv": "int4", "kernels": "ort", "target": "portable", "kv_scales": "channel"}, "kv_scales channel says how"),
         ({"rotations": "auto"}, "not available in this version"),
-        ({"rotations": "learned.safetensors"}, "rotations from a file are not available in this version"),
         ({"provider": "cuda"}, "cuda provider is not available in this version"),
         ({"dtype": "float8"}, r"dtype: should be one of float32, float16, bfloat16 \(got 'float8'\)"),
         ({"kernels": "cuda"}, r"kernels: should be one of graphrot, ort \(got 'cuda'\)"),

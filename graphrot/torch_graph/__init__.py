@@ -1,0 +1,1 @@
+"""Differentiable execution of ONNX graphs in torch, for learning rotations. Needs torch."""

@@ -1,0 +1,1 @@
+"""ONNX operators in torch, one function each."""
