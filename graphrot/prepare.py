@@ -30,7 +30,7 @@ def plan_for(facts: Facts, recipe: Recipe, *, source_hash: str) -> RotationPlan:
     """The plan that a recipe asks for."""
     request = PlanRequest(
         kinds=recipe.sites,
-        rotations=recipe.rotations if recipe.rotations != "auto" else None,
+        rotations="hadamard" if recipe.rotations == "auto" else recipe.rotations,
         seed=recipe.seed,
         embedding_bits=recipe.embedding_bits,
         head_bits=recipe.head_bits,
