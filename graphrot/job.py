@@ -169,9 +169,7 @@ class Job:
 
         def choose(window: int) -> tuple[RotationPlan, tuple[ChoicePart, ...]]:
             trials = Trials(source, facts, sites, recipe, texts, folder, window=window)
-            found = choose_rotations(
-                facts, recipe, source_hash=source.sha256, trials=trials, progress=self.progress
-            )
+            found = choose_rotations(facts, recipe, source_hash=source.sha256, trials=trials, progress=self.progress)
             return found.plan, found.choices
 
         return self._in_windows(source.path, choose)

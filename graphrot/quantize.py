@@ -66,7 +66,7 @@ def quantize(
     longest: int | None = None,
     sites: AttentionSites | None = None,
     compared: bool = True,
-    calibration: int = CALIBRATION_TOKENS,
+    calibration: np.ndarray | None = None,
     progress: Progress,
 ) -> Quantized:
     """Quantize ``model`` in place as the recipe says, and lower it to the recipe's target.
@@ -83,7 +83,7 @@ def quantize(
         longest: tokens that the model takes at once; None: a calibration window, or more.
         sites: the attention whose cache is quantized, found in ``source``.
         compared: take the errors that the source's weights would have had, too.
-        calibration: tokens of the text that are read.
+        calibration: ``[T] int64``, the tokens to calibrate on; None: the first :data:`CALIBRATION_TOKENS` of the text.
         progress: told of each layer.
 
     Raises:
@@ -92,7 +92,9 @@ def quantize(
     if not recipe.quantizes:
         return Quantized()
     store = WeightStore(scratch)
-    read = texts.tokens(calibration) if recipe.calibrates else np.empty(0, np.int64)
+    read = calibration
+    if read is None:
+        read = texts.tokens(CALIBRATION_TOKENS) if recipe.calibrates else np.empty(0, np.int64)
     scales = _cache_scales(model, facts, recipe, sites, read, longest, progress)
     linears = current_linears(model, facts.linears)
     body = [linear for linear in linears if not linear.is_head]

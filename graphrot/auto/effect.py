@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
@@ -22,6 +23,9 @@ from graphrot.ops.hadamard import DOMAIN
 from graphrot.ops.library import is_available, register
 from graphrot.ops.runtime import runtime
 from graphrot.quant.weights import stored_layout
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 LOGITS = "logits"
 
@@ -141,19 +145,19 @@ def _with_inputs(model: ir.Model, linears: Sequence[LinearRef]) -> ir.Model:
     return copy
 
 
-def _open(model: ir.Model, folder: Path) -> object:
-    onnxruntime = runtime()
+def _open(model: ir.Model, folder: Path) -> onnxruntime.InferenceSession:
+    package = runtime()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "effects.onnx"
     save_model(model, path)
-    options = onnxruntime.SessionOptions()
+    options = package.SessionOptions()
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     register_custom_ops(options)
     if DOMAIN in model.opset_imports and is_available():
         register(options)
     try:
-        return onnxruntime.InferenceSession(str(path), sess_options=options, providers=["CPUExecutionProvider"])
+        return package.InferenceSession(str(path), sess_options=options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises bare subclasses of its own
         raise InputRefused(
             "ONNX Runtime does not take the model with its weights as inputs", why=str(error).strip()[:300]

@@ -8,12 +8,10 @@ up, so that the best choice within the budget is a knapsack.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import onnx_ir as ir
 
 from graphrot.analysis.types import Facts, LinearRef
@@ -37,7 +35,7 @@ from graphrot.recipe import Recipe
 from graphrot.report.parts import ChoicePart
 from graphrot.texts import Texts
 
-TOKENS = 256
+TOKENS = 128
 """Tokens that every weight is measured on."""
 
 MEASURE = "divergence KL(float || this weight rounded) of the next token on held-out text, nats"
@@ -48,11 +46,10 @@ _SAMPLE = 96
 
 @dataclass(frozen=True)
 class Grids:
-    """The plan with a grid for every linear, why these, and a line for people."""
+    """The plan with a grid for every linear, and why these."""
 
     plan: RotationPlan
     choices: tuple[ChoicePart, ...]
-    note: str
 
 
 def choose_grids(
@@ -83,7 +80,7 @@ def choose_grids(
         InputRefused: the model does not run with its weights as inputs.
     """
     assert recipe.bits is not None
-    pairs = [pair for pair in zip(facts.linears, current_linears(model, facts.linears), strict=True)]
+    pairs = list(zip(facts.linears, current_linears(model, facts.linears), strict=True))
     body = [now for _, now in pairs if not now.is_head]
     names = [was.node for was, now in pairs if not now.is_head]
     grids = candidates(recipe)
@@ -106,7 +103,7 @@ def choose_grids(
     choices = [_weight(linear, grids, table, index) for linear, table, index in zip(body, tables, picked, strict=True)]
     total = _total(grids, tables, picked, budget, count)
     taken = tuple(GridChoice(name, g.bits, g.group, g.symmetric) for name, g in zip(names, chosen, strict=True))
-    return Grids(replace(plan, grids=taken), (total, *choices), _note(chosen, total))
+    return Grids(replace(plan, grids=taken), (total, *choices))
 
 
 def _effects(
@@ -168,8 +165,7 @@ def _weight(linear: LinearRef, grids: Sequence[WeightGrid], table: Sequence[Cand
         candidates={grid_name(grid): candidate.effect for grid, candidate in zip(grids, table, strict=True)},
         measure=f"{MEASURE}; of all but {grid_name(grids[0])} inferred from their squared errors",
         gain=1 - taken.effect / base.effect if base.effect > 0 else 0.0,
-        why=f"{taken.bits / size:.2f} bits per weight"
-        + ("" if index else ": the bits gain more in other weights"),
+        why=f"{taken.bits / size:.2f} bits per weight" + ("" if index else ": the bits gain more in other weights"),
     )
 
 
@@ -193,9 +189,3 @@ def _total(
         gain=1 - mixed / best if best > 0 else 0.0,
         why=f"least within the budget; {bits:.3f} bits per weight",
     )
-
-
-def _note(chosen: Sequence[WeightGrid], total: ChoicePart) -> str:
-    counts = Counter(grid_name(grid) for grid in chosen)
-    parts = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-    return f"weights: {parts} ({total.gain:.0%} less divergence than the best single grid, as measured weight by weight)"

@@ -3,14 +3,17 @@
 Squared errors of single tensors do not tell: with rounding alone they fall by rotation where the model's answers get
 worse. So the kinds of sites are judged by what the whole model answers, rounded by the recipe's own solver.
 
-Numbers that come out of rounding scatter, and the signs of a rotation are random. Therefore a kind must gain a margin
-beyond the noise of the text, and what is taken in the end must gain it with other signs, too.
+Numbers that come out of rounding scatter: with other signs, or with gptq on another text, they differ by some percent
+though nothing is better. So rotation as a whole must gain a wide margin, twice: with other signs and another text, too.
+Within that, a kind that is merged into the weights stays unless the model is better without it; one that runs as a
+transform must be worth that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from graphrot.analysis.types import Facts
 from graphrot.auto.trial import Effect, Trials
@@ -20,8 +23,11 @@ from graphrot.progress import Progress, silent
 from graphrot.recipe import Recipe
 from graphrot.report.parts import ChoicePart
 
-MARGIN = 0.05
-"""The part of the divergence that a kind of rotation must take away to be worth it."""
+MARGIN = 0.15
+"""The part of the divergence that rotation as a whole must take away."""
+
+ONLINE_MARGIN = 0.05
+"""The part that a kind must take away which runs as a transform for every token."""
 
 SIGMAS = 2.0
 """Standard errors of the text that it must take away."""
@@ -68,39 +74,40 @@ def choose_rotations(
     kinds = frozenset(rotation.space.kind for rotation in everything.rotations)
     if not kinds:
         return Chosen(everything, ())
-    step = _counted(trials, progress, len(kinds) + 3 if len(kinds) > 1 else 3)
-    without = step(plan_of(frozenset()))
-    current, taken = step(everything), kinds
+    online = {rotation.space.kind for rotation in everything.rotations if rotation.placement == "online"}
+    step = _counted(trials, progress, len(kinds) + 4 if len(kinds) > 1 else 4)
+    nothing = plan_of(frozenset())
+    without, current, taken = step(nothing, 0), step(everything, 0), kinds
     choices: list[ChoicePart] = []
-    for kind in [kind for kind in ORDER if kind in kinds]:
+    for kind in [kind for kind in ORDER if kind in kinds and len(kinds) > 1]:
         fewer = taken - {kind}
-        less = without if not fewer else step(plan_of(fewer))
-        keeps = worth(current, less)
-        choices.append(_choice(kind, current, less, keeps, taken=", ".join(sorted(fewer))))
+        less = step(plan_of(fewer), 0) if fewer else without
+        keeps = worth(current, less, ONLINE_MARGIN if kind in online else 0.0)
+        choices.append(_choice(kind, current, less, keeps, beside=fewer))
         if not keeps:
             current, taken = less, fewer
     if taken:
-        again = step(plan_of(taken, recipe.seed + 1))
-        keeps = worth(current, without) and worth(again, without)
-        choices.append(_total(taken, without, current, again, keeps))
+        other = step(nothing, 1), step(plan_of(taken, recipe.seed + 1), 1)
+        keeps = worth(current, without, MARGIN) and worth(other[1], other[0], MARGIN)
+        choices.append(_total(taken, (without, current), other, keeps))
         if not keeps:
             taken = frozenset()
     return Chosen(plan_of(taken), tuple(reversed(choices)))
 
 
-def worth(with_it: Effect, without: Effect) -> bool:
-    """Whether the gain is over the margin and over the noise."""
+def worth(with_it: Effect, without: Effect, margin: float) -> bool:
+    """Whether the gain is over a margin and, where there is one, over the noise of the text."""
     gain, error = with_it.gain_over(without)
-    return gain > max(MARGIN, SIGMAS * error)
+    return gain > (max(margin, SIGMAS * error) if margin else 0.0)
 
 
-def _counted(trials: Trials, progress: Progress, total: int) -> Callable[[RotationPlan], Effect]:
+def _counted(trials: Trials, progress: Progress, total: int) -> Callable[[RotationPlan, Literal[0, 1]], Effect]:
     done = 0
 
-    def measure(plan: RotationPlan) -> Effect:
+    def measure(plan: RotationPlan, draw: Literal[0, 1]) -> Effect:
         nonlocal done
         progress("measuring rotations", done, total)
-        effect = trials.measure(plan)
+        effect = trials.measure(plan, draw=draw)
         done += 1
         progress("measuring rotations", done, total)
         return effect
@@ -108,10 +115,9 @@ def _counted(trials: Trials, progress: Progress, total: int) -> Callable[[Rotati
     return measure
 
 
-def _choice(kind: str, with_it: Effect, without: Effect, keeps: bool, *, taken: str) -> ChoicePart:
+def _choice(kind: str, with_it: Effect, without: Effect, keeps: bool, *, beside: frozenset[str]) -> ChoicePart:
     gain, error = with_it.gain_over(without)
-    beside = f"beside {taken}" if taken else "alone"
-    verdict = "over" if keeps else "not over"
+    place = f"beside {', '.join(sorted(beside))}" if beside else "alone"
     return ChoicePart(
         kind="rotation",
         name=kind,
@@ -119,21 +125,29 @@ def _choice(kind: str, with_it: Effect, without: Effect, keeps: bool, *, taken: 
         candidates={"not rotated": without.mean, "rotated": with_it.mean},
         measure=MEASURE,
         gain=gain if keeps else 0.0,
-        why=f"{beside} it takes away {gain:.1%} (standard error {error:.1%}), {verdict} the margin",
+        why=f"{place} it takes away {gain:.1%} (standard error {error:.1%}): {'worth' if keeps else 'not worth'} it",
     )
 
 
-def _total(kinds: frozenset[str], without: Effect, with_them: Effect, again: Effect, keeps: bool) -> ChoicePart:
+def _total(
+    kinds: frozenset[str], first: tuple[Effect, Effect], second: tuple[Effect, Effect], keeps: bool
+) -> ChoicePart:
     name = ", ".join(sorted(kinds))
-    gain, error = with_them.gain_over(without)
-    other, _ = again.gain_over(without)
-    verdict = "over the margin both times" if keeps else "not over the margin both times: nothing is rotated"
+    gain, error = first[1].gain_over(first[0])
+    again, _ = second[1].gain_over(second[0])
+    verdict = f"over {MARGIN:.0%} both times" if keeps else f"not over {MARGIN:.0%} both times: nothing is rotated"
     return ChoicePart(
         kind="recipe",
         name="rotations",
         chosen=name if keeps else "none",
-        candidates={"none": without.mean, name: with_them.mean, f"{name}, other signs": again.mean},
+        candidates={
+            "none": first[0].mean,
+            name: first[1].mean,
+            "none, again": second[0].mean,
+            f"{name}, again": second[1].mean,
+        },
         measure=MEASURE,
         gain=gain if keeps else 0.0,
-        why=f"together {gain:.1%} (standard error {error:.1%}), with other signs {other:.1%}: {verdict}",
+        why=f"it takes away {gain:.1%} (standard error {error:.1%}), with other signs and on other text {again:.1%}: "
+        + verdict,
     )

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -23,15 +24,12 @@ from graphrot.model.load import Source
 from graphrot.plan.types import RotationPlan
 from graphrot.prepare import rotated_graph
 from graphrot.progress import silent
-from graphrot.quantize import quantize
+from graphrot.quantize import CALIBRATION_TOKENS, quantize
 from graphrot.recipe import Recipe
 from graphrot.texts import Texts
 
 TOKENS = 1024
 """Tokens that a candidate is measured on."""
-
-CALIBRATION = 2048
-"""Tokens that gptq reads for a candidate."""
 
 _RUN = 14
 _RUNS = 3
@@ -87,10 +85,18 @@ class Trials:
         found = measured(texts, count=TOKENS, window=window)
         self.tokens, self.seen = found.tokens, found.seen
         self._before = self._answers(DecoderSession(source.path))
+        read = texts.tokens(CALIBRATION_TOKENS)
+        self._halves = read[: len(read) // 2], read[len(read) // 2 :]
         self._count = 0
 
-    def measure(self, plan: RotationPlan) -> Effect:
-        """What the model costs under a plan, rounded as the recipe says."""
+    def measure(self, plan: RotationPlan, *, draw: Literal[0, 1] = 0) -> Effect:
+        """What the model costs under a plan, rounded as the recipe says.
+
+        Args:
+            plan: made for the source.
+            draw: gptq reads the first or the second half of the calibration tokens. Rounding scatters: what holds for
+                one half alone is chance.
+        """
         self._count += 1
         folder = self._folder / f"trial{self._count}"
         model = rotated_graph(self._source.model, plan, quantizes=True)
@@ -106,7 +112,7 @@ class Trials:
             longest=self._window if self._window < TOKENS else None,
             sites=self._sites,
             compared=False,
-            calibration=CALIBRATION,
+            calibration=self._halves[draw],
             progress=silent,
         )
         after = self._answers(DecoderSession(model))
