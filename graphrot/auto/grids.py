@@ -86,7 +86,8 @@ def choose_grids(
     grids = candidates(recipe)
     storage = Storage.of(recipe)
     count = sum(linear.in_features * linear.out_features for linear in body)
-    budget = int(recipe.bits * count) - storage.shared_bits(body, grids)
+    shared = storage.shared_bits(body, grids)
+    budget = int(recipe.bits * count) - shared
     smallest = sum(min(storage.bits(linear, grid) for grid in grids) for linear in body)
     if smallest > budget:
         raise UsageError(
@@ -101,7 +102,7 @@ def choose_grids(
     assert picked is not None
     chosen = [grids[index] for index in picked]
     choices = [_weight(linear, grids, table, index) for linear, table, index in zip(body, tables, picked, strict=True)]
-    total = _total(grids, tables, picked, budget, count)
+    total = _total(grids, tables, picked, budget, shared, count)
     taken = tuple(GridChoice(name, g.bits, g.group, g.symmetric) for name, g in zip(names, chosen, strict=True))
     return Grids(replace(plan, grids=taken), (total, *choices))
 
@@ -170,7 +171,12 @@ def _weight(linear: LinearRef, grids: Sequence[WeightGrid], table: Sequence[Cand
 
 
 def _total(
-    grids: Sequence[WeightGrid], tables: Sequence[Sequence[Candidate]], picked: Sequence[int], budget: int, count: int
+    grids: Sequence[WeightGrid],
+    tables: Sequence[Sequence[Candidate]],
+    picked: Sequence[int],
+    budget: int,
+    shared: int,
+    count: int,
 ) -> ChoicePart:
     """The choice against one grid for all weights, where that is within the budget."""
     sums: dict[str, float] = {}
@@ -178,7 +184,7 @@ def _total(
         if sum(table[position].bits for table in tables) <= budget:
             sums[f"all {grid_name(grid)}"] = sum(table[position].effect for table in tables)
     mixed = sum(table[index].effect for table, index in zip(tables, picked, strict=True))
-    bits = sum(table[index].bits for table, index in zip(tables, picked, strict=True)) / count
+    bits = (shared + sum(table[index].bits for table, index in zip(tables, picked, strict=True))) / count
     best = min(sums.values(), default=0.0)
     return ChoicePart(
         kind="recipe",

@@ -28,7 +28,7 @@ from graphrot.quantize import CALIBRATION_TOKENS, quantize
 from graphrot.recipe import Recipe
 from graphrot.texts import Texts
 
-TOKENS = 1024
+TOKENS = 512
 """Tokens that a candidate is measured on."""
 
 _RUN = 14
