@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from graphrot.plan.types import RotationPlan
 from graphrot.quantize import CALIBRATION_TOKENS
 from graphrot.recipe import resolve_recipe
 from graphrot.texts import Texts
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "auto.md"
 
 
 @dataclass
@@ -92,11 +95,19 @@ def test_a_gain_within_the_noise_of_the_text_is_none() -> None:
 
 
 def test_random_weights_are_not_rotated_and_that_is_said(
-    plain: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plain: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = tmp_path / "out"
-    command = ["convert", str(plain), "-o", str(output), "--recipe", "auto", "--bits", "5.5"]
-    assert run([*command, "--calibration", str(text), "--certificate", "off"]) == 0
+    """By the commands of the page, which replay the choice, too."""
+    first, again = (
+        shlex.split(line) for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:8] == "graphrot"
+    )
+    output = tmp_path / "OUT"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "TEXT").write_bytes(text.read_bytes())
+    for file in plain.parent.iterdir():
+        target = "MODEL.onnx" if file == plain else file.name
+        (tmp_path / target).write_bytes(file.read_bytes())
+    assert run([*first[1:], "--certificate", "off"]) == 0
     printed = capsys.readouterr().out
     assert "rotated    nothing" in printed
     assert "chosen     rotations: none" in printed
@@ -106,6 +117,9 @@ def test_random_weights_are_not_rotated_and_that_is_said(
     assert manifest["plan"]["rotations"] == []
     assert {choice["kind"] for choice in manifest["choices"]} == {"recipe", "rotation", "weight"}
     assert manifest["recipe"]["rotations"] == "auto"
+
+    assert run([*again[1:], "--certificate", "off"]) == 0
+    assert (output / "model.onnx.data").read_bytes() == (tmp_path / "AGAIN" / "model.onnx.data").read_bytes()
 
 
 def test_outliers_are_rotated_away_and_the_plan_replays(outliers: Path, text: Path, tmp_path: Path) -> None:
