@@ -8,24 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from graphrot.analysis.types import LinearRef
+from graphrot.auto.session import model_session
 from graphrot.errors import InputRefused
 from graphrot.graph import drop_unused_initializers, node_of, read_constant, value_map
-from graphrot.model.save import save_model
-from graphrot.ops.foreign import register_custom_ops
-from graphrot.ops.hadamard import DOMAIN
-from graphrot.ops.library import is_available, register
-from graphrot.ops.runtime import runtime
 from graphrot.quant.weights import stored_layout
-
-if TYPE_CHECKING:
-    import onnxruntime
 
 LOGITS = "logits"
 
@@ -59,7 +51,7 @@ class WeightEffects:
         self._weights = {
             _input_name(linear.node): np.ascontiguousarray(read_constant(values[linear.weight])) for linear in linears
         }
-        self._session = _open(_with_inputs(model, linears), folder)
+        self._session = model_session(_with_inputs(model, linears), folder)
         self._before = [self._log_probabilities({}, feed) for feed in self._feeds]
 
     def divergence(self, node: str, weight: np.ndarray) -> float:
@@ -143,22 +135,3 @@ def _with_inputs(model: ir.Model, linears: Sequence[LinearRef]) -> ir.Model:
     drop_unused_initializers(copy)
     copy.graph.sort()
     return copy
-
-
-def _open(model: ir.Model, folder: Path) -> onnxruntime.InferenceSession:
-    package = runtime()
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "effects.onnx"
-    save_model(model, path)
-    options = package.SessionOptions()
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    register_custom_ops(options)
-    if DOMAIN in model.opset_imports and is_available():
-        register(options)
-    try:
-        return package.InferenceSession(str(path), sess_options=options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime raises bare subclasses of its own
-        raise InputRefused(
-            "ONNX Runtime does not take the model with its weights as inputs", why=str(error).strip()[:300]
-        ) from error

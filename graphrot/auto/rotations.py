@@ -11,12 +11,12 @@ transform must be worth that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 from graphrot.analysis.types import Facts
-from graphrot.auto.trial import Effect, Trials
+from graphrot.auto.trial import Effect
 from graphrot.plan.types import RotationPlan
 from graphrot.prepare import plan_for
 from graphrot.progress import Progress, silent
@@ -34,8 +34,18 @@ SIGMAS = 2.0
 
 MEASURE = "divergence KL(source || rounded) of the next token on held-out text, nats"
 
+SITE_MEASURE = "squared error of what the linears behind the site make, relative to its square"
+
 ORDER = ("O", "R4", "R3", "R2", "R1")
 """Kinds in the order in which they are tried without: those that cost a transform at run time first."""
+
+
+class Measures(Protocol):
+    """What :class:`graphrot.auto.trial.Trials` measures."""
+
+    def measure(self, plan: RotationPlan, *, draw: Literal[0, 1] = 0) -> Effect: ...
+
+    def site_errors(self, plan: RotationPlan) -> dict[str, tuple[float, float]]: ...
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,7 @@ def choose_rotations(
     recipe: Recipe,
     *,
     source_hash: str,
-    trials: Trials,
+    trials: Measures,
     progress: Progress = silent,
 ) -> Chosen:
     """Take the kinds of rotations that make the rounded model answer more like its source.
@@ -64,8 +74,10 @@ def choose_rotations(
         progress: told of each measurement.
     """
 
+    dropped: set[str] = set()
+
     def plan_of(kinds: frozenset[str], seed: int = recipe.seed) -> RotationPlan:
-        spaces = tuple(space for space in facts.spaces if space.kind in kinds)
+        spaces = tuple(space for space in facts.spaces if space.kind in kinds and space.id not in dropped)
         asked = recipe.model_copy(update={"seed": seed})
         plan = plan_for(replace(facts, spaces=spaces), asked, source_hash=source_hash)
         return replace(plan, recipe=recipe.model_dump())
@@ -75,7 +87,7 @@ def choose_rotations(
     if not kinds:
         return Chosen(everything, ())
     online = {rotation.space.kind for rotation in everything.rotations if rotation.placement == "online"}
-    step = _counted(trials, progress, len(kinds) + 4 if len(kinds) > 1 else 4)
+    step = _counted(trials, progress, len(kinds) + 5 if len(kinds) > 1 else 5)
     nothing = plan_of(frozenset())
     without, current, taken = step(nothing, 0), step(everything, 0), kinds
     choices: list[ChoicePart] = []
@@ -87,6 +99,16 @@ def choose_rotations(
         if not keeps:
             current, taken = less, fewer
     if taken:
+        local = trials.site_errors(plan_of(taken))
+        losing = _losing(local, online)
+        if losing:
+            dropped |= losing
+            less = step(plan_of(taken), 0)
+            if worth(current, less, 0.0):
+                dropped.clear()
+            else:
+                current = less
+        choices.extend(_site(space, errors, losing, dropped) for space, errors in local.items())
         other = step(nothing, 1), step(plan_of(taken, recipe.seed + 1), 1)
         keeps = worth(current, without, MARGIN) and worth(other[1], other[0], MARGIN)
         choices.append(_total(taken, (without, current), other, keeps))
@@ -101,7 +123,7 @@ def worth(with_it: Effect, without: Effect, margin: float) -> bool:
     return gain > (max(margin, SIGMAS * error) if margin else 0.0)
 
 
-def _counted(trials: Trials, progress: Progress, total: int) -> Callable[[RotationPlan, Literal[0, 1]], Effect]:
+def _counted(trials: Measures, progress: Progress, total: int) -> Callable[[RotationPlan, Literal[0, 1]], Effect]:
     done = 0
 
     def measure(plan: RotationPlan, draw: Literal[0, 1]) -> Effect:
@@ -126,6 +148,35 @@ def _choice(kind: str, with_it: Effect, without: Effect, keeps: bool, *, beside:
         measure=MEASURE,
         gain=gain if keeps else 0.0,
         why=f"{place} it takes away {gain:.1%} (standard error {error:.1%}): {'worth' if keeps else 'not worth'} it",
+    )
+
+
+def _losing(errors: Mapping[str, tuple[float, float]], online: Container[str]) -> set[str]:
+    """The sites whose rotation makes the linears behind them no better."""
+
+    def loses(space: str, without: float, with_it: float) -> bool:
+        margin = ONLINE_MARGIN if space.partition(".")[0] in online else 0.0
+        return with_it > (1 - margin) * without
+
+    return {space for space, pair in errors.items() if loses(space, *pair)}
+
+
+def _site(space: str, errors: tuple[float, float], losing: Container[str], dropped: Container[str]) -> ChoicePart:
+    without, with_it = errors
+    if space in dropped:
+        why = "its linears are no better by it, and neither is the model"
+    elif space in losing:
+        why = "its linears are no better by it, but the model is by all such sites together"
+    else:
+        why = "its linears are better by it"
+    return ChoicePart(
+        kind="rotation",
+        name=space,
+        chosen="not rotated" if space in dropped else "rotated",
+        candidates={"not rotated": without, "rotated": with_it},
+        measure=SITE_MEASURE,
+        gain=0.0 if space in dropped or not without else 1 - with_it / without,
+        why=why,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from graphrot.analysis.types import AttentionSites, Facts, LinearRef
+from graphrot.auto import sites
 from graphrot.auto.effect import divergence, log_softmax
 from graphrot.auto.text import measured
 from graphrot.evaluate.session import DecoderSession
@@ -24,7 +25,7 @@ from graphrot.model.load import Source
 from graphrot.plan.types import RotationPlan
 from graphrot.prepare import rotated_graph
 from graphrot.progress import silent
-from graphrot.quantize import CALIBRATION_TOKENS, quantize
+from graphrot.quantize import CALIBRATION_TOKENS, CALIBRATION_WINDOW, calibration_feeds, quantize
 from graphrot.recipe import Recipe
 from graphrot.texts import Texts
 
@@ -59,7 +60,7 @@ class Trials:
     Args:
         source: opened up; its file gives the answers that candidates are compared with.
         facts: of the source.
-        sites: the attention whose cache the recipe quantizes.
+        attention: whose cache the recipe quantizes.
         recipe: what is rounded, and how; embedding and head stay float here.
         texts: for gptq, and to measure on.
         folder: scratch, owned by the caller.
@@ -70,15 +71,16 @@ class Trials:
         self,
         source: Source,
         facts: Facts,
-        sites: AttentionSites,
+        attention: AttentionSites,
         recipe: Recipe,
         texts: Texts,
         folder: Path,
         *,
         window: int,
     ) -> None:
-        self._source, self._sites, self._texts, self._folder = source, sites, texts, folder
+        self._source, self._attention, self._texts, self._folder = source, attention, texts, folder
         self._window = window
+        self._linears = facts.linears
         self._facts = replace(facts, linears=part_of(facts.linears), embeddings=())
         target = "ort" if recipe.target == "genai" else recipe.target
         self._recipe = recipe.model_copy(update={"target": target, "embedding": None, "head": None, "bits": None})
@@ -110,7 +112,7 @@ class Trials:
             texts=self._texts,
             scratch=folder / "quantized",
             longest=self._window if self._window < TOKENS else None,
-            sites=self._sites,
+            sites=self._attention,
             compared=False,
             calibration=self._halves[draw],
             progress=silent,
@@ -118,6 +120,17 @@ class Trials:
         after = self._answers(DecoderSession(model))
         shutil.rmtree(folder)
         return Effect(np.concatenate([divergence(x, y) for x, y in zip(self._before, after, strict=True)]))
+
+    def site_errors(self, plan: RotationPlan) -> dict[str, tuple[float, float]]:
+        """What the linears behind each site lose without its rotation and with it, see :mod:`graphrot.auto.sites`."""
+        folder = self._folder / "sites"
+        model = rotated_graph(self._source.model, plan, quantizes=True)
+        materialize(model, WeightStore(folder / "rotated"), progress=silent)
+        tokens = self._halves[0][: sites.TOKENS]
+        feeds = calibration_feeds(model, tokens, self._facts.caches, window=min(self._window, CALIBRATION_WINDOW))
+        found = sites.site_errors(model, self._linears, plan, self._recipe, feeds, folder)
+        shutil.rmtree(folder)
+        return found
 
     def _answers(self, decoder: DecoderSession) -> list[np.ndarray]:
         """Log probabilities ``[S, V]`` of every row."""

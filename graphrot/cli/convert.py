@@ -274,7 +274,7 @@ def chosen(choices: Sequence[ChoicePart]) -> list[str]:
     """What was measured, in a line for each decision about the whole model or a kind of site."""
     lines = []
     for choice in choices:
-        if choice.kind == "weight":
+        if choice.kind == "weight" or "." in choice.name:
             continue
         figures = ", ".join(f"{name} {figure:.4f}" for name, figure in choice.candidates.items())
         lines.append(f"{choice.name}: {choice.chosen} ({figures}; {choice.why})")

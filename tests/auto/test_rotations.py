@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -14,31 +17,48 @@ import graphrot
 from graphrot.analysis.analyze import analyze
 from graphrot.analysis.types import Facts, LinearRef
 from graphrot.auto.rotations import MARGIN, choose_rotations, worth
+from graphrot.auto.session import model_session
+from graphrot.auto.sites import _with_outputs, site_errors
 from graphrot.auto.text import measured
 from graphrot.auto.trial import Effect, part_of
 from graphrot.cli.main import run
+from graphrot.graph import value_map
 from graphrot.model.load import load_source
 from graphrot.plan.types import RotationPlan
-from graphrot.quantize import CALIBRATION_TOKENS
+from graphrot.prepare import plan_for, rotated_graph
+from graphrot.quant.activations import fake_quantize_tokens
+from graphrot.quant.grid import WeightGrid
+from graphrot.quant.rtn import quantize_rtn
+from graphrot.quant.weights import load_weight
+from graphrot.quantize import CALIBRATION_TOKENS, calibration_feeds
 from graphrot.recipe import resolve_recipe
+from graphrot.rotation.orthogonal import build_matrix
 from graphrot.texts import Texts
 
+NONE = resolve_recipe("w4a8", rotations=None)
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "auto.md"
 
 
 @dataclass
 class Scripted:
-    """Stands in for measurements: what a set of kinds costs."""
+    """Stands in for measurements: what kinds cost, with a minus behind them where sites are missing."""
 
     costs: dict[str, float]
     again: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, tuple[float, float]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 
-    def measure(self, plan: RotationPlan, *, draw: int = 0) -> Effect:
-        kinds = "".join(sorted({rotation.space.kind for rotation in plan.rotations})) or "none"
+    def measure(self, plan: RotationPlan, *, draw: Literal[0, 1] = 0) -> Effect:
+        counts = Counter(rotation.space.kind for rotation in plan.rotations)
+        kinds = "".join(sorted(counts)) or "none"
+        if any(counts[kind] == 1 for kind in ("R2", "R4")):
+            kinds += "-"
         self.asked.append(kinds)
         cost = self.again.get(kinds, self.costs[kinds]) if draw else self.costs[kinds]
         return Effect(np.full(100, cost))
+
+    def site_errors(self, plan: RotationPlan) -> dict[str, tuple[float, float]]:
+        return self.errors
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +91,22 @@ def test_a_transform_must_be_worth_it_and_a_merged_rotation_must_not_hurt(facts:
     taken, said = choose(facts, Scripted(costs))
     assert taken == {"R1"}, "without R4 it costs 2 % more, without R2 1 % less"
     assert (said["R4"], said["R2"], said["R1"]) == ("not rotated", "not rotated", "rotated")
+
+
+@pytest.mark.parametrize(("fewer", "dropped"), [(0.49, True), (0.51, False)])
+def test_sites_whose_linears_lose_go_if_the_model_agrees(facts: Facts, fewer: float, dropped: bool) -> None:
+    """R2.1 loses; R4.0 gains too little for a transform; the others gain."""
+    costs = {"none": 1.0, "R1R2R4": 0.5, "R1R2": 0.6, "R1R4": 0.55, "R2R4": 0.8, "R1R2R4-": fewer}
+    errors = {"R2.0": (0.2, 0.1), "R2.1": (0.1, 0.2), "R4.0": (0.1, 0.098), "R4.1": (0.1, 0.05)}
+    recipe = resolve_recipe("auto")
+    ids = {rotation.space.id for rotation in plan_for(facts, recipe, source_hash="0").rotations}
+    assert set(errors) < ids
+    chosen = choose_rotations(facts, recipe, source_hash="0", trials=Scripted(costs, errors=errors))
+    left = {rotation.space.id for rotation in chosen.plan.rotations}
+    assert left == ids - ({"R2.1", "R4.0"} if dropped else set())
+    said = {choice.name: choice for choice in chosen.choices}
+    assert (said["R2.0"].chosen, said["R2.0"].gain) == ("rotated", pytest.approx(0.5))
+    assert said["R2.1"].chosen == ("not rotated" if dropped else "rotated")
 
 
 @pytest.mark.parametrize(
@@ -156,3 +192,30 @@ def test_a_trial_rounds_runs_of_linears_from_both_ends() -> None:
     part = [int(linear.node) for linear in part_of(linears)]
     assert part == [*range(14), *range(98, 112), *range(196, 210)]
     assert part_of(linears[:60]) == tuple(linears[:60])
+
+
+def test_errors_of_sites_are_those_of_the_turned_tensors(facts: Facts, plain: Path, tmp_path: Path) -> None:
+    """Against the source itself: R4 alone leaves every other tensor as it was."""
+    source = load_source(str(plain), workdir=tmp_path / "load")
+    recipe = resolve_recipe("w4a8", only="R4", solver="rtn")
+    plan = plan_for(facts, recipe, source_hash="0")
+    tokens = np.random.default_rng(0).integers(3, 90, 40)
+    feeds = calibration_feeds(source.model, tokens, facts.caches, window=40)
+    rotated, still = (
+        rotated_graph(source.model, p, quantizes=True) for p in (plan, plan_for(facts, NONE, source_hash="0"))
+    )
+    found = site_errors(rotated, facts.linears, plan, recipe, feeds, tmp_path / "rotated")
+    assert set(found) == {rotation.space.id for rotation in plan.rotations}
+    for rotation in plan.rotations:
+        (use,) = rotation.space.consumers
+        (linear,) = [linear for linear in facts.linears if linear.node == use.node]
+        session = model_session(_with_outputs(still, [linear.input]), tmp_path / rotation.space.id)
+        x = session.run(None, feeds[0])[0].reshape(-1, linear.in_features)
+        weight = load_weight(value_map(still), linear)
+        turned = (lambda numbers: numbers, partial(build_matrix(rotation.matrix).rotate, axis=-1))
+        for figure, turn in zip(found[rotation.space.id], turned, strict=True):
+            inputs = fake_quantize_tokens(turn(x.astype(np.float64)).astype(np.float32), 8)
+            stored = quantize_rtn(turn(weight.astype(np.float64)).astype(np.float32), WeightGrid(4)).dequantize()
+            exact = x @ weight.T
+            expected = np.square(inputs @ stored.T - exact).sum() / np.square(exact).sum()
+            assert figure == pytest.approx(expected, rel=1e-3)
