@@ -73,8 +73,8 @@ def site_errors(
         lost = np.zeros((2, 2))
         for linear, back in readers:
             x, weight = rows[linear.input], load_weight(values, linear)
-            turned = (back.apply(array.astype(np.float64)).astype(np.float32) for array in (x, weight))
-            lost += [_lost(*turned, recipe), _lost(x, weight, recipe)]
+            x0, weight0 = (back.apply(array.astype(np.float64)).astype(np.float32) for array in (x, weight))
+            lost += [_lost(x0, weight0, recipe), _lost(x, weight, recipe)]
         if readers and lost[:, 1].all():
             without, with_it = (lost[:, 0] / lost[:, 1]).tolist()
             result[rotation.space.id] = (without, with_it)
