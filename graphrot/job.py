@@ -19,7 +19,7 @@ from graphrot.progress import Progress
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from graphrot.analysis.types import Facts
+    from graphrot.analysis.types import AttentionSites, Facts
     from graphrot.calibration.choice import Choice
     from graphrot.evaluate.certificate import Certificate
     from graphrot.evaluate.outliers import Outlier
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from graphrot.plan.types import RotationPlan
     from graphrot.quant.groups import SolvedGroups
     from graphrot.recipe import Recipe
+    from graphrot.report.parts import ChoicePart
     from graphrot.texts import Texts
 
 _T = TypeVar("_T")
@@ -100,6 +101,7 @@ class Job:
             sites = find_sites(source.model, facts, self.recipe, allow_partial=allow_partial, progress=self.progress)
         types = half_types(source.model, facts, source.floats, self.recipe.dtype, cache_names(sites))
         self.recipe = self.recipe.model_copy(update={"dtype": types.dtype})
+        choices: tuple[ChoicePart, ...] = ()
         with self.step("plan"):
             chosen = (
                 plan_for(facts, self.recipe, source_hash=source.sha256)
@@ -108,8 +110,11 @@ class Job:
             )
             learned = rotation_file(chosen)
             self.notes += source_note(learned, source.sha256)
-            if self.recipe.rotations is not None:
+            if self.recipe.rotations not in (None, "auto"):
                 refuse_less(chosen, self.recipe, allow_partial=allow_partial)
+        if plan is None and self.recipe.rotations == "auto":
+            with self.step("choose rotations"):
+                chosen, choices = self._choose_rotations(source, facts, sites, texts)
         with self.step("rotate"):
             rotated = self._rotated(source.model, chosen)
         certificate = None
@@ -119,6 +124,9 @@ class Job:
                 certificate = self._certify(source, rotated, chosen, texts)
             with self.step("outliers"):
                 outliers = self._outliers(source, rotated, facts, chosen, texts)
+        if self.recipe.bits is not None and not chosen.grids:
+            with self.step("choose grids"):
+                chosen, choices = self._choose_grids(rotated, facts, chosen, choices, texts)
         with self.step("quantize"):
             solved = self._solved(source, chosen, texts)
             done = quantize(
@@ -155,6 +163,7 @@ class Job:
                 "outliers": outlier_parts(outliers),
                 "calibration": texts.part(),
                 "learning": learning_part(learned),
+                "choices": list(choices),
             }
         )
         rotated.metadata_props.update(metadata(report, chosen))
@@ -163,6 +172,40 @@ class Job:
         notes = source.notes + texts.notes + self.notes + done.notes + half_notes(types, source.kind)
         notes += cache_notes(sites, self.recipe, source.kind) + parts.notes
         return Converted(rotated, chosen, certificate, report, notes, texts.tokenizer_dir, beside=parts.beside)
+
+    def _choose_rotations(
+        self, source: Source, facts: Facts, sites: AttentionSites, texts: Texts
+    ) -> tuple[RotationPlan, tuple[ChoicePart, ...]]:
+        """The plan with the rotations that a measurement shows to be worth it."""
+        from graphrot.auto.rotations import choose_rotations
+        from graphrot.auto.trial import Trials
+
+        recipe, folder = self.recipe, self.work.scratch / "trials"
+
+        def choose(window: int) -> tuple[RotationPlan, tuple[ChoicePart, ...]]:
+            trials = Trials(source, facts, sites, recipe, texts, folder, window=window)
+            found = choose_rotations(facts, recipe, source_hash=source.sha256, trials=trials, progress=self.progress)
+            return found.plan, found.choices
+
+        return self._in_windows(source.path, choose)
+
+    def _choose_grids(
+        self, rotated: ir.Model, facts: Facts, plan: RotationPlan, choices: tuple[ChoicePart, ...], texts: Texts
+    ) -> tuple[RotationPlan, tuple[ChoicePart, ...]]:
+        """The plan with the grid of every weight, as a measurement finds it."""
+        from graphrot.auto.grids import choose_grids
+
+        found = choose_grids(
+            rotated,
+            facts,
+            plan,
+            self.recipe,
+            texts=texts,
+            folder=self.work.scratch / "grids",
+            longest=self.longest,
+            progress=self.progress,
+        )
+        return found.plan, (*choices, *found.choices)
 
     def _solved(self, source: Source, plan: RotationPlan, texts: Texts) -> SolvedGroups | None:
         """Where gptq keeps what it has solved, and finds what an interrupted run has solved for the same job."""

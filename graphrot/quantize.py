@@ -15,6 +15,7 @@ from graphrot.analysis.types import AttentionSites, CachePair, Facts, LinearRef
 from graphrot.emit.ort import emit_ort
 from graphrot.emit.portable import emit_portable
 from graphrot.emit.report import QuantizedEntry
+from graphrot.errors import InputRefused
 from graphrot.graph import WeightStore, is_constant, node_of, read_constant, value_map
 from graphrot.passes.quantize_activations import QuantizeActivations
 from graphrot.passes.quantize_cache import QuantizeCache
@@ -65,6 +66,8 @@ def quantize(
     solved: SolvedGroups | None = None,
     longest: int | None = None,
     sites: AttentionSites | None = None,
+    compared: bool = True,
+    calibration: np.ndarray | None = None,
     progress: Progress,
 ) -> Quantized:
     """Quantize ``model`` in place as the recipe says, and lower it to the recipe's target.
@@ -73,13 +76,15 @@ def quantize(
         model: rotated, float32, opset 21 or later.
         source: the model before rotation; only read. Its weights' errors are taken beside those of the rotated ones.
         facts: of the source; names of linears and tables.
-        plan: says whether embedding and head share a table.
+        plan: says whether embedding and head share a table, and which grids weights have where each has its own.
         recipe: what to quantize, and how.
         texts: for gptq.
         scratch: a folder for new weights, owned by the caller.
         solved: the groups that gptq has solved, kept for an interrupted run; None: nothing is kept.
         longest: tokens that the model takes at once; None: a calibration window, or more.
         sites: the attention whose cache is quantized, found in ``source``.
+        compared: take the errors that the source's weights would have had, too.
+        calibration: ``[T] int64``, the tokens to calibrate on; None: the first :data:`CALIBRATION_TOKENS` of the text.
         progress: told of each layer.
 
     Raises:
@@ -88,12 +93,17 @@ def quantize(
     if not recipe.quantizes:
         return Quantized()
     store = WeightStore(scratch)
-    scales = _cache_scales(model, facts, recipe, sites, texts, longest, progress)
+    read = calibration
+    if read is None:
+        read = texts.tokens(CALIBRATION_TOKENS) if recipe.calibrates else np.empty(0, np.int64)
+    scales = _cache_scales(model, facts, recipe, sites, read, longest, progress)
     linears = current_linears(model, facts.linears)
     body = [linear for linear in linears if not linear.is_head]
     heads = [linear for linear in linears if linear.is_head]
-    shifts = source_shifts(plan.gain_folds, source, facts.linears) if plan.rotations else None
-    tensors = _solve(model, body, recipe, facts.caches, texts, scratch, solved, longest, shifts, progress)
+    compared = compared and bool(plan.rotations)
+    shifts = source_shifts(plan.gain_folds, source, facts.linears) if compared else None
+    grids = _grids(plan, facts.linears, linears)
+    tensors = _solve(model, body, recipe, grids, facts.caches, read, scratch, solved, longest, shifts, progress)
     rounding = None
     if recipe.activation_bits is not None:
         rounding = QuantizeActivations(plan, body, bits=recipe.activation_bits)
@@ -103,7 +113,7 @@ def quantize(
     shared = {plan.tie.head.node} if plan.tie is not None and recipe.head_bits is not None else set()
     alone = [linear for linear in heads if linear.node not in shared]
     items = [(linear, tensors[linear.node]) for linear in body if linear.node in tensors]
-    heads_alone = _heads(model, alone, recipe, compared=bool(plan.rotations))
+    heads_alone = _heads(model, alone, recipe, compared=compared)
     weights = QuantizeWeights(plan, chain(items, heads_alone), store=store)
     weights(model)
     if sites is not None:
@@ -131,12 +141,30 @@ def _grid(bits: Literal[4, 8], recipe: Recipe) -> WeightGrid:
     return WeightGrid(bits, recipe.group_size, symmetric=recipe.symmetric is not False)
 
 
+def _grids(
+    plan: RotationPlan, linears: Sequence[LinearRef], current: Sequence[LinearRef]
+) -> dict[str, WeightGrid] | None:
+    """The grid of every linear by the name it has now; None where all have the recipe's."""
+    if not plan.grids:
+        return None
+    chosen = {choice.node: WeightGrid(choice.bits, choice.group, choice.symmetric) for choice in plan.grids}
+    missing = [linear.node for linear in linears if not linear.is_head and linear.node not in chosen]
+    if missing:
+        raise InputRefused(
+            "The plan has no grid for a linear of this model",
+            where=f"output {missing[0]!r}",
+            do="make the plan again from this model",
+        )
+    return {now.node: chosen[was.node] for was, now in zip(linears, current, strict=True) if was.node in chosen}
+
+
 def _solve(
     model: ir.Model,
     body: Sequence[LinearRef],
     recipe: Recipe,
+    grids: Mapping[str, WeightGrid] | None,
     caches: Sequence[CachePair],
-    texts: Texts,
+    read: np.ndarray,
     scratch: Path,
     solved: SolvedGroups | None,
     longest: int | None,
@@ -148,11 +176,11 @@ def _solve(
     feeds = []
     if recipe.solver == "gptq":
         window = longest or CALIBRATION_WINDOW
-        feeds = calibration_feeds(model, texts.tokens(CALIBRATION_TOKENS), caches, window=window)
+        feeds = calibration_feeds(model, read, caches, window=window)
     return quantize_linears(
         model,
         body,
-        grid=_grid(recipe.weight_bits, recipe),
+        grid=grids or _grid(recipe.weight_bits, recipe),
         solver=recipe.solver,
         activation_bits=recipe.activation_bits,
         feeds=feeds,
@@ -168,7 +196,7 @@ def _cache_scales(
     facts: Facts,
     recipe: Recipe,
     sites: AttentionSites | None,
-    texts: Texts,
+    read: np.ndarray,
     longest: int | None,
     progress: Progress,
 ) -> dict[str, SiteScales]:
@@ -176,8 +204,7 @@ def _cache_scales(
     if not recipe.stock_cache or sites is None:
         return {}
     assert recipe.kv_bits is not None and recipe.kv_scales is not None and recipe.kv_range is not None
-    tokens = texts.tokens(CALIBRATION_TOKENS)
-    feeds = calibration_feeds(model, tokens, facts.caches, window=longest or CALIBRATION_WINDOW)
+    feeds = calibration_feeds(model, read, facts.caches, window=longest or CALIBRATION_WINDOW)
     model.graph.sort()
     return cache_scales(
         model,

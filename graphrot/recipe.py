@@ -37,6 +37,7 @@ NAMED: dict[str, dict[str, Any]] = {
     "w4a8kv8": {"weights": "int4", "group": "channel", "activations": "int8", "kv": "int8"},
     "w4a8kv4": {"weights": "int4", "group": "channel", "activations": "int8", "kv": "int4"},
     "w4a4kv4": {"weights": "int4", "group": 32, "activations": "int4", "kv": "int4"},
+    "auto": {"rotations": "auto", "weights": "int4", "group": "channel", "activations": "int8", "bits": 4.6},
 }
 """The named recipes: what each sets on top of the defaults."""
 
@@ -46,6 +47,7 @@ _WITH_WEIGHTS: dict[str, Any] = {
     "solver": "gptq",
     "embedding": "int8",
     "head": "int8",
+    "bits": None,
 }
 """Defaults of the fields that only make sense with quantized weights; without, they are all none."""
 
@@ -60,8 +62,6 @@ _FORM = "write one field a line, such as 'weights: int4'"
 """What to do about a recipe file that is none."""
 
 UNAVAILABLE: tuple[tuple[str, frozenset[Any], str, str], ...] = (
-    ("rotations", frozenset({"auto"}), "choosing rotations by measurement is not available in this version",
-     "use hadamard, random, block-hadamard or none"),
     ("provider", frozenset({"cuda"}), "the cuda provider is not available in this version", "use cpu"),
     ("certificate", frozenset({"layers"}), "the layer-by-layer certificate is not available in this version",
      "use full or off"),
@@ -76,7 +76,8 @@ class Recipe(BaseModel):
 
     name: str = "custom"
     rotations: RotationsFile | Literal["hadamard", "random", "block-hadamard", "auto"] | None = "hadamard"
-    """The matrices that are folded into weights; of a file of learned ones those that can be learned."""
+    """The matrices that are folded into weights; of a file of learned ones those that can be learned.
+    ``auto``: Hadamard matrices for the kinds of sites that make the rounded model better, as measured."""
     only: tuple[Site, ...] | None = None
     """Which sites to rotate; None: what :attr:`sites` says."""
     online_r1: bool = False
@@ -87,6 +88,9 @@ class Recipe(BaseModel):
     group: Group | None = None
     """Weights that share a scale: an output channel, or a run of 32, 64 or 128 along the input."""
     symmetric: bool | None = None
+    bits: float | None = Field(default=None, ge=4, le=9)
+    """Stored bits per weight of the linears, scales included, at most: every weight gets a grid of its own, from
+    ``weights``, ``group`` and ``symmetric`` up, as measured. None: these three for all."""
     embedding: Bits | None = None
     head: Bits | None = None
     activations: Bits | None = None
@@ -118,18 +122,27 @@ class Recipe(BaseModel):
     @property
     def calibrates(self) -> bool:
         """Whether numbers are taken from a text."""
-        return self.solver == "gptq" or self.stock_cache
+        return self.solver == "gptq" or self.stock_cache or self.chooses
+
+    @property
+    def chooses(self) -> bool:
+        """Whether measurements decide: which rotations, or the grids of weights."""
+        return self.rotations == "auto" or self.bits is not None
 
     @property
     def reader(self) -> str:
         """What calibrates, in a word."""
-        return "gptq" if self.solver == "gptq" else "--kv-scales"
+        if self.solver == "gptq":
+            return "gptq"
+        return "--kv-scales" if self.stock_cache else "what chooses by measuring"
 
     @property
     def without_text(self) -> str:
         """Options with which nothing calibrates."""
         solver = ["--solver clip"] if self.solver == "gptq" else []
-        return " and ".join([*solver, *(["--kernels graphrot"] if self.stock_cache else [])])
+        measured = ["--rotations hadamard"] if self.rotations == "auto" else []
+        measured += ["a recipe without bits"] if self.bits is not None else []
+        return " and ".join([*solver, *(["--kernels graphrot"] if self.stock_cache else []), *measured])
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -198,6 +211,12 @@ class Recipe(BaseModel):
             raise _refuse("'only' names a site twice", "only", "name each site once")
         if self.online_r1 and "R1" not in self.sites:
             raise _refuse("'online_r1' is about R1, which is not rotated", "online_r1", "leave it out, or rotate R1")
+        if self.rotations == "auto" and self.weights is self.activations is self.kv is None:
+            raise _refuse(
+                "rotations auto measures what rounding costs, and this recipe rounds no weights, activations or cache",
+                "rotations",
+                "ask for one of these, or for rotations hadamard",
+            )
         if self.rotations is None and not self.quantizes:
             raise _refuse(
                 "Nothing to do: rotations are none and nothing is quantized", "rotations", "ask for one of the two"
@@ -205,7 +224,7 @@ class Recipe(BaseModel):
 
     def _check_weights(self) -> None:
         if self.weights is None:
-            for field in ("group", "solver", "symmetric"):
+            for field in ("group", "solver", "symmetric", "bits"):
                 value = getattr(self, field)
                 if value is not None:
                     raise _refuse(
@@ -217,6 +236,12 @@ class Recipe(BaseModel):
         for field in ("group", "solver", "symmetric"):
             if getattr(self, field) is None:
                 raise _refuse(f"weights {self.weights} need a {field}", field, f"give {field}")
+        if self.bits is not None and self.weights != "int4":
+            raise _refuse(
+                f"bits {self.bits:g} lets every weight have 4 or 8 bits, and weights {self.weights} leave no choice",
+                "bits",
+                "leave bits out, or ask for weights int4",
+            )
 
     def _check_cache(self) -> None:
         for field in _WITH_STOCK_CACHE:

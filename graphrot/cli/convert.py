@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from graphrot.converted import Converted
     from graphrot.plan.types import Rotation
+    from graphrot.report.parts import ChoicePart
 
 _RECIPE = "Recipe"
 _FILES = "Files"
@@ -42,8 +44,9 @@ def convert(
     rotations: Annotated[
         str | None,
         typer.Option(
-            metavar="hadamard|random|block-hadamard|none|FILE",
-            help="Matrices of the folded rotations; FILE.safetensors: learned ones (graphrot learn).",
+            metavar="hadamard|random|block-hadamard|auto|none|FILE",
+            help="Matrices of the folded rotations; auto: Hadamard, where measuring the rounded model shows a gain; "
+            "FILE.safetensors: learned ones (graphrot learn).",
             rich_help_panel=_RECIPE,
         ),
     ] = None,
@@ -76,6 +79,14 @@ def convert(
     symmetric: Annotated[
         bool | None,
         typer.Option("--symmetric/--asymmetric", help="Grids without or with zero points.", rich_help_panel=_RECIPE),
+    ] = None,
+    bits: Annotated[
+        float | None,
+        typer.Option(
+            metavar="4.6",
+            help="Stored bits per weight at most, scales included: every weight gets a grid of its own, by measuring.",
+            rich_help_panel=_RECIPE,
+        ),
     ] = None,
     embedding: Annotated[
         str | None, typer.Option(metavar="none|int8|int4", help="The embedding table.", rich_help_panel=_RECIPE)
@@ -183,6 +194,7 @@ def convert(
         "weights": weights,
         "group": group,
         "symmetric": symmetric,
+        "bits": bits,
         "embedding": embedding,
         "head": head,
         "activations": activations,
@@ -226,6 +238,7 @@ def summary(result: Converted, output: Path) -> list[str]:
         kinds[rotation.kind] = kinds.get(rotation.kind, 0) + 1
     rotated = ", ".join(f"{kind} x{count}" for kind, count in sorted(kinds.items())) or "nothing"
     lines = [f"written    {output}", f"rotated    {rotated}"]
+    lines += [f"chosen     {line}" for line in chosen(report.choices)]
     online = _transforms(result.plan.rotations)
     lines += [f"online     {online}"] if online else []
     notes = {r.matrix["note"] for r in report.plan.rotations if "note" in r.matrix}
@@ -259,6 +272,20 @@ def summary(result: Converted, output: Path) -> list[str]:
     lines += [f"note       {note}" for note in result.notes]
     steps = ", ".join(f"{step} {seconds:.1f}" for step, seconds in report.seconds.items() if seconds >= 0.05)
     lines.append(f"time       {sum(report.seconds.values()):.1f} s ({steps})")
+    return lines
+
+
+def chosen(choices: Sequence[ChoicePart]) -> list[str]:
+    """What was measured, in a line for each decision about the whole model or a kind of site."""
+    lines = []
+    for choice in choices:
+        if choice.kind == "weight" or "." in choice.name:
+            continue
+        figures = ", ".join(f"{name} {figure:.4f}" for name, figure in choice.candidates.items())
+        lines.append(f"{choice.name}: {choice.chosen} ({figures}; {choice.why})")
+    grids = Counter(choice.chosen for choice in choices if choice.kind == "weight")
+    if grids:
+        lines.append("grids: " + ", ".join(f"{grid} x{count}" for grid, count in grids.most_common()))
     return lines
 
 

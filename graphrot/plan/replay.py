@@ -17,13 +17,13 @@ def follow(plan: RotationPlan, recipe: Recipe, overrides: Mapping[str, Any]) -> 
     Raises:
         UsageError: an option asks for other rotations than the plan has.
     """
-    fields = ("rotations", "only", "seed", "online_r1")
+    fields = ("rotations", "only", "seed", "online_r1", *(("bits",) if plan.grids else ()))
     for name in fields:
         if name in overrides:
             raise UsageError(
                 f"--{name.replace('_', '-')} and --plan contradict each other",
                 where="--plan",
-                why="a plan names its rotations one by one",
+                why="a plan names its rotations, and the grids of weights, one by one",
                 do="leave one of the two out",
             )
     same = {name: plan.recipe[name] for name in fields if name in plan.recipe}

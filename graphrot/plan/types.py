@@ -79,6 +79,17 @@ class MeanFold:
 
 
 @dataclass(frozen=True)
+class GridChoice:
+    """The grid of one linear's weight."""
+
+    node: str
+    """The linear, by its first output in the source."""
+    bits: Literal[4, 8]
+    group: int | None
+    symmetric: bool
+
+
+@dataclass(frozen=True)
 class RotationPlan:
     source_hash: str
     recipe: dict[str, Any]
@@ -92,3 +103,5 @@ class RotationPlan:
     untie: bool = False
     """The source shares the table and the model written does not."""
     mean_folds: tuple[MeanFold, ...] = ()
+    grids: tuple[GridChoice, ...] = ()
+    """The grids of all linears but heads, where each has its own; empty: the recipe's."""

@@ -178,7 +178,7 @@ def row_errors(difference: np.ndarray, factor: Factor) -> np.ndarray:
 def gptq_many(
     weights: Sequence[np.ndarray],
     hessian: np.ndarray,
-    grid: WeightGrid,
+    grid: WeightGrid | Sequence[WeightGrid],
     *,
     damping: float = DAMPING,
     act_order: bool | None = None,
@@ -191,7 +191,7 @@ def gptq_many(
     Args:
         weights: ``[N_i, K]`` float32 each.
         hessian: ``[K, K]`` float64 second moment of the inputs, ``X.T X``; it is not changed.
-        grid: the grid; groups are fixed before channels are reordered.
+        grid: the grid of all, or one for each weight; groups are fixed before channels are reordered.
         damping: fraction of the mean diagonal that is added to the diagonal.
         act_order: round channels with large inputs first; None: by :data:`ACT_ORDER_SPREAD`.
 
@@ -202,6 +202,18 @@ def gptq_many(
         InputRefused: the second moment is not finite.
     """
     factor = factorize(hessian, damping=damping, act_order=act_order)
+    grids = [grid] * len(weights) if isinstance(grid, WeightGrid) else list(grid)
+    members: dict[WeightGrid, list[int]] = {}
+    for position, own in enumerate(grids):
+        members.setdefault(own, []).append(position)
+    solved: dict[int, QuantizedTensor] = {}
+    for own, positions in members.items():
+        tensors = _solve_alike([weights[position] for position in positions], own, factor)
+        solved.update(zip(positions, tensors, strict=True))
+    return [solved[position] for position in range(len(weights))]
+
+
+def _solve_alike(weights: Sequence[np.ndarray], grid: WeightGrid, factor: Factor) -> list[QuantizedTensor]:
     stacked = np.concatenate([np.asarray(weight, dtype=np.float32) for weight in weights])
     parts = [_solve_rows(stacked[start : start + ROWS], grid, factor) for start in range(0, stacked.shape[0], ROWS)]
     solved = _Rows(*(np.concatenate(field) for field in zip(*parts, strict=True)))

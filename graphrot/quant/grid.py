@@ -7,7 +7,7 @@ group may be short (576 = 4 * 128 + 64).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,6 +84,15 @@ class WeightGrid:
         yield slice(0, full * size), slice(0, full), size
         if full * size < in_features:
             yield slice(full * size, in_features), slice(full, full + 1), in_features - full * size
+
+
+Grids = WeightGrid | Mapping[str, WeightGrid]
+"""One grid for all linears, or one for each by its node (first output)."""
+
+
+def grid_of(grids: Grids, node: str) -> WeightGrid:
+    """The grid of one linear."""
+    return grids if isinstance(grids, WeightGrid) else grids[node]
 
 
 @dataclass(frozen=True)

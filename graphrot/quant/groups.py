@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from graphrot.quant.grid import QuantizedTensor, WeightGrid
+from graphrot.quant.grid import Grids, QuantizedTensor, grid_of
 from graphrot.quant.segments import LinearGroup
 from graphrot.work.files import write_atomic
 from graphrot.work.folder import remove_tree
@@ -49,16 +49,16 @@ class SolvedGroups:
                 remove_tree(file)
             write_atomic(folder / _JOB, json.dumps(plain, indent=1).encode())
 
-    def load(self, groups: Sequence[LinearGroup], grid: WeightGrid) -> list[tuple[QuantizedTensor, ...]]:
+    def load(self, groups: Sequence[LinearGroup], grids: Grids) -> list[tuple[QuantizedTensor, ...]]:
         """The groups that are solved already: the first ones, as far as they are whole.
 
         Args:
             groups: all groups of the job, in order.
-            grid: the grid of their weights.
+            grids: the grid of their weights, or of each by its node.
         """
         found: list[tuple[QuantizedTensor, ...]] = []
         for position, group in enumerate(groups):
-            tensors = self._load(position, group, grid)
+            tensors = self._load(position, group, grids)
             if tensors is None:
                 break
             found.append(tensors)
@@ -98,7 +98,7 @@ class SolvedGroups:
             return tensor
         return replace(tensor, codes=np.memmap(binary, codes.dtype, mode="r", offset=offset, shape=codes.shape))
 
-    def _load(self, position: int, group: LinearGroup, grid: WeightGrid) -> tuple[QuantizedTensor, ...] | None:
+    def _load(self, position: int, group: LinearGroup, grids: Grids) -> tuple[QuantizedTensor, ...] | None:
         content = _read(self._path(position, "json"))
         binary = self._path(position, "bin")
         if content is None or not binary.is_file() or content.keys() != {"tensors", "sha256"}:
@@ -116,6 +116,7 @@ class SolvedGroups:
         tensors = []
         for entry in content["tensors"]:
             n, k = entry["shape"]
+            grid = grid_of(grids, entry["node"])
             groups = grid.groups(k)
             start = entry["at"] + n * k
             codes = np.frombuffer(data, grid.code_dtype, n * k, entry["at"]).reshape(n, k)

@@ -18,7 +18,7 @@ from graphrot.progress import Progress, silent
 from graphrot.quant.calibrate import CalibratedGroup, LayerwiseCalibrator
 from graphrot.quant.clip import quantize_clip
 from graphrot.quant.gptq import gptq_many
-from graphrot.quant.grid import QuantizedTensor, WeightGrid
+from graphrot.quant.grid import Grids, QuantizedTensor, grid_of
 from graphrot.quant.groups import SolvedGroups
 from graphrot.quant.rtn import quantize_rtn
 from graphrot.quant.store import CodeStore
@@ -35,7 +35,7 @@ def quantize_linears(
     model: ir.Model,
     linears: Sequence[LinearRef],
     *,
-    grid: WeightGrid,
+    grid: Grids,
     solver: Solver,
     activation_bits: Literal[4, 8] | None = None,
     feeds: Sequence[Mapping[str, np.ndarray]] = (),
@@ -50,7 +50,7 @@ def quantize_linears(
     Args:
         model: float model, rotated or not, nodes in topological order, weights memory-mapped.
         linears: which linears; each has a two-dimensional constant weight.
-        grid: the grid of all of them.
+        grid: the grid of all of them, or of each by its node.
         solver: ``rtn`` and ``clip`` look at the weights alone, ``gptq`` runs ``feeds`` through the model.
         activation_bits: what the written model will round the linears' inputs to (gptq only).
         feeds: batches of graph inputs by name, caches empty (gptq only).
@@ -85,7 +85,8 @@ def quantize_linears(
     values = value_map(model)
 
     def solve(task: CalibratedGroup) -> list[QuantizedTensor]:
-        tensors = gptq_many(task.weights, task.hessian, grid)
+        grids = [grid_of(grid, linear.node) for linear in task.group.linears]
+        tensors = gptq_many(task.weights, task.hessian, grids)
         if unrotated is not None:
             errors = gptq_errors(task.group.linears, values, task.moment, tensors, grid, unrotated)
             tensors = [replace(t, error_without_rotation=e) for t, e in zip(tensors, errors, strict=True)]
@@ -100,7 +101,7 @@ def quantize_weights(
     model: ir.Model,
     linears: Sequence[LinearRef],
     *,
-    grid: WeightGrid,
+    grid: Grids,
     solver: Literal["rtn", "clip"],
     compared: bool = False,
     progress: Progress = silent,
@@ -110,7 +111,7 @@ def quantize_weights(
     Args:
         model: it is only read.
         linears: which linears, answered in this order.
-        grid: the grid of all of them.
+        grid: the grid of all of them, or of each by its node.
         solver: rounding to nearest or clip search.
         compared: take the error of the source's weight, too.
         progress: told after every tensor.
@@ -121,10 +122,11 @@ def quantize_weights(
     values = value_map(model)
     quantize = quantize_rtn if solver == "rtn" else quantize_clip
     for position, linear in enumerate(linears):
-        tensor = quantize(load_weight(values, linear), grid)
+        own = grid_of(grid, linear.node)
+        tensor = quantize(load_weight(values, linear), own)
         if compared:
             before = source_weight(values[linear.weight], linear)
-            error = tensor.error if before is None else quantize(before.numbers, grid).error
+            error = tensor.error if before is None else quantize(before.numbers, own).error
             tensor = replace(tensor, error_without_rotation=error)
         yield linear, tensor
         progress(STEP, position + 1, len(linears))

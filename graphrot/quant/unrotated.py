@@ -23,7 +23,7 @@ from graphrot.analysis.types import GainFold, LinearRef, decode_runs
 from graphrot.folded import FoldedTensor, Rotate, Scale, exact_numbers, origin
 from graphrot.graph import value_map
 from graphrot.quant.gptq import gptq_many
-from graphrot.quant.grid import QuantizedTensor, WeightGrid
+from graphrot.quant.grid import Grids, QuantizedTensor, grid_of
 from graphrot.quant.hessian import SecondMoment
 
 
@@ -159,7 +159,7 @@ def gptq_errors(
     values: Mapping[str, ir.Value],
     moment: SecondMoment,
     tensors: Sequence[QuantizedTensor],
-    grid: WeightGrid,
+    grid: Grids,
     shifts: Mapping[str, np.ndarray],
 ) -> list[float]:
     """The errors that GPTQ leaves on the source's weights of linears that read one tensor.
@@ -169,7 +169,7 @@ def gptq_errors(
         values: name -> value of the rotated model.
         moment: of the group's inputs, rotated.
         tensors: the group's solved weights; a linear that no pass has touched has their error.
-        grid: the grid of all.
+        grid: the grid of all, or of each by its node.
         shifts: see :func:`source_shifts`.
     """
     errors = [tensor.error for tensor in tensors]
@@ -183,7 +183,8 @@ def gptq_errors(
     for members in together.values():
         shift = shifts.get(linears[members[0][0]].node)
         matrix = source_moment(moment, members[0][1], shift)
-        solved = gptq_many([found.numbers for _, found in members], matrix, grid)
+        grids = [grid_of(grid, linears[position].node) for position, _ in members]
+        solved = gptq_many([found.numbers for _, found in members], matrix, grids)
         for (position, _), tensor in zip(members, solved, strict=True):
             errors[position] = tensor.error
     return errors

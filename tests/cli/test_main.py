@@ -72,7 +72,8 @@ def test_typer_usage_errors_exit_with_2(arguments: list[str], capsys: pytest.Cap
     ("options", "words"),
     [
         (["--kv-scales", "channel"], "kv_scales channel says how ONNX Runtime's own attention stores"),
-        (["--rotations", "auto"], "not available in this version"),
+        (["--rotations", "auto", "--recipe", "rotate-only"], "rotations auto measures what rounding costs"),
+        (["--weights", "int8", "--bits", "5"], "lets every weight have 4 or 8 bits"),
         (["--provider", "cuda"], "the cuda provider is not available in this version"),
         (["--dtype", "float8"], "The recipe is not valid"),
         (["--certificate", "layers"], "the layer-by-layer certificate is not available in this version"),
