@@ -305,7 +305,7 @@ class Job:
 
         self.progress("measuring outliers", 0, 1)
         path = self.work.scratch / "certificate" / "rotated.onnx"
-        row = first_row(path, texts.tokens if texts.available else None, longest=self.longest)
+        row = first_row(path, texts.look if texts.available else None, longest=self.longest)
         return measure_outliers(path, rotated, source.model, facts, plan, row)
 
     def _in_windows(self, source: Path, measure: Callable[[int], _T]) -> _T:

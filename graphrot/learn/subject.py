@@ -25,6 +25,7 @@ from graphrot.plan.types import Rotation, RotationPlan
 from graphrot.prepare import opened_up, plan_for, rotated_graph
 from graphrot.progress import Progress
 from graphrot.recipe import Recipe
+from graphrot.rotation.file import write_rotations
 from graphrot.rotation.orthogonal import build_matrix
 
 if TYPE_CHECKING:
@@ -117,11 +118,15 @@ def load_subject(
             why="R1 and R2 can, where they are folded into weights and no LayerNorm needs their mean",
             do="see graphrot inspect; convert with --rotations hadamard",
         )
-    model = rotated_graph(source.model, plan if written else with_keys(plan), quantizes=True)
+    start = {rotation.space.id: build_matrix(rotation.matrix).dense() for rotation in rotations}
     if written:
+        model = rotated_graph(source.model, plan, quantizes=True)
         progress("rotating the weights", 0, 1)
         materialize(model, WeightStore(scratch / "rotated"), progress=progress)
-    start = {rotation.space.id: build_matrix(rotation.matrix).dense() for rotation in rotations}
+    else:
+        file = scratch / "start.safetensors"
+        write_rotations(file, start, {})
+        model = rotated_graph(source.model, with_keys(plan, file), quantizes=True)
     return Subject(source, facts, plan, rotations, start, sites, model, current_linears(model, facts.linears))
 
 

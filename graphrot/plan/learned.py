@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from graphrot.errors import InputRefused
 from graphrot.plan.types import MatrixRef, Rotation, RotationPlan
@@ -23,9 +24,16 @@ def _free(rotation: Rotation) -> bool:
     return merged and not rotation.matrix.mean_preserving
 
 
-def with_keys(plan: RotationPlan) -> RotationPlan:
-    """The plan with a reference by its space's id, and without a file, for every matrix that can be learned."""
-    return _replaced(plan, lambda rotation: MatrixRef("file", rotation.space.dim, file="", key=rotation.space.id))
+def with_keys(plan: RotationPlan, start: Path) -> RotationPlan:
+    """The plan with a reference by its space's id for every matrix that can be learned.
+
+    Args:
+        plan: the plan.
+        start: a safetensors file with the matrices that learning starts from, for passes that look at numbers.
+    """
+    return _replaced(
+        plan, lambda rotation: MatrixRef("file", rotation.space.dim, file=str(start), key=rotation.space.id)
+    )
 
 
 def with_file(plan: RotationPlan, file: RotationFile) -> RotationPlan:
