@@ -85,23 +85,19 @@ def _pair(options: argparse.Namespace, recipe: Recipe, seed: int) -> dict[str, A
             recipe=recipe,
             loss=options.loss,
             steps=options.steps,
-            seed=seed,
             calibration=options.calibration,
         )
         seconds = time.perf_counter() - start
         hadamard = _measure(options, recipe, Path(folder) / "hadamard")
         better = resolve_recipe(recipe, rotations=str(Path(folder) / "rotations.safetensors"))
         after = _measure(options, better, Path(folder) / "learned")
-    kinds: dict[str, list[float]] = {}
-    for space, distance in learned.distance.items():
-        kinds.setdefault(space.partition(".")[0], []).append(distance)
     return {
         "seed": seed,
         "hadamard": hadamard,
         "learned": after,
         "ratio": after / hadamard,
-        "heldout": [learned.heldout[0][1], min(loss for _, loss in learned.heldout)],
-        "distance": ", ".join(f"{kind} {statistics.mean(values):.2f}" for kind, values in sorted(kinds.items())),
+        "heldout": [learned.start_loss, learned.end_loss],
+        "distance": ", ".join(f"{kind} {found.mean:.2f}" for kind, found in learned.distances.items()),
         "seconds": seconds,
     }
 

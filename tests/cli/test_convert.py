@@ -180,7 +180,9 @@ def test_verify_of_different_vocabularies(source: Path, capsys: pytest.CaptureFi
     assert "There is no such model" in capsys.readouterr().err
 
 
-def test_eval(converted: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval(converted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "other.txt"
+    text.write_text("Whether I shall turn out to be the hero of my own life, these pages must show. " * 12)
     code, result, _ = call(["eval", str(converted), "--text", str(text), "--window", "64", "--windows", "2"], capsys)
     assert code == 0
     assert set(result) == {"perplexity", "tokens", "window", "windows"}

@@ -24,6 +24,7 @@ def test_the_list_of_commands() -> None:
         "eval",
         "generate",
         "bench",
+        "report",
         "doctor",
     ]
 
@@ -55,7 +56,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         ["convert", "demo", "-o", "x", "--seed", "many"],
         ["learn", "demo"],
         ["bench"],
-        ["report", "x"],
+        ["report"],
         ["doctor", "more"],
         ["generate", "x"],
         ["eval", "x", "--text", "y", "--window", "0"],
