@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphrot.cli.options import CustomOps
+from graphrot.cli.options import (
+    FILES,
+    RECIPE,
+    Activations,
+    Cache,
+    CustomOps,
+    Group,
+    Only,
+    Solver,
+    TokenizerFolder,
+    Weights,
+)
 from graphrot.cli.output import print_json, size
 from graphrot.cli.progress import StepBars
 from graphrot.cli.stop import STOP
@@ -20,9 +31,6 @@ if TYPE_CHECKING:
     from graphrot.converted import Converted
     from graphrot.plan.types import Rotation
     from graphrot.report.parts import ChoicePart
-
-_RECIPE = "Recipe"
-_FILES = "Files"
 
 
 def convert(
@@ -47,66 +55,47 @@ def convert(
             metavar="hadamard|random|block-hadamard|auto|none|FILE",
             help="Matrices of the folded rotations; auto: Hadamard, where measuring the rounded model shows a gain; "
             "FILE.safetensors: learned ones (graphrot learn).",
-            rich_help_panel=_RECIPE,
+            rich_help_panel=RECIPE,
         ),
     ] = None,
-    only: Annotated[
-        str | None,
-        typer.Option(
-            metavar="R1,R2,R3,R4,O",
-            help="Rotate these sites only; O, a transform across heads, is taken nowhere else.",
-            rich_help_panel=_RECIPE,
-        ),
-    ] = None,
+    only: Only = None,
     online_r1: Annotated[
         bool | None,
         typer.Option(
             "--online-r1",
             help="Rotate the residual stream also where that needs transforms in every layer (norms behind branches).",
-            rich_help_panel=_RECIPE,
+            rich_help_panel=RECIPE,
         ),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of signs and random matrices.", rich_help_panel=_RECIPE)
-    ] = None,
-    weights: Annotated[
-        str | None, typer.Option(metavar="none|int8|int4", help="Weights of the linears.", rich_help_panel=_RECIPE)
-    ] = None,
-    group: Annotated[
-        str | None,
-        typer.Option(metavar="channel|32|64|128", help="Weights that share a scale.", rich_help_panel=_RECIPE),
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of signs and random matrices.", rich_help_panel=RECIPE)] = None,
+    weights: Weights = None,
+    group: Group = None,
     symmetric: Annotated[
         bool | None,
-        typer.Option("--symmetric/--asymmetric", help="Grids without or with zero points.", rich_help_panel=_RECIPE),
+        typer.Option("--symmetric/--asymmetric", help="Grids without or with zero points.", rich_help_panel=RECIPE),
     ] = None,
     bits: Annotated[
         float | None,
         typer.Option(
             metavar="4.6",
             help="Stored bits per weight at most, scales included: every weight gets a grid of its own, by measuring.",
-            rich_help_panel=_RECIPE,
+            rich_help_panel=RECIPE,
         ),
     ] = None,
     embedding: Annotated[
-        str | None, typer.Option(metavar="none|int8|int4", help="The embedding table.", rich_help_panel=_RECIPE)
+        str | None, typer.Option(metavar="none|int8|int4", help="The embedding table.", rich_help_panel=RECIPE)
     ] = None,
     head: Annotated[
-        str | None, typer.Option(metavar="none|int8|int4", help="The LM head.", rich_help_panel=_RECIPE)
+        str | None, typer.Option(metavar="none|int8|int4", help="The LM head.", rich_help_panel=RECIPE)
     ] = None,
-    activations: Annotated[
-        str | None,
-        typer.Option(metavar="none|int8|int4", help="Inputs of the linears, per token.", rich_help_panel=_RECIPE),
-    ] = None,
-    kv: Annotated[
-        str | None, typer.Option(metavar="none|int8|int4", help="The key/value cache.", rich_help_panel=_RECIPE)
-    ] = None,
+    activations: Activations = None,
+    kv: Cache = None,
     kv_scales: Annotated[
         str | None,
         typer.Option(
             metavar="tensor|channel",
             help="With --kernels ort: numbers of the cache that share a scale.",
-            rich_help_panel=_RECIPE,
+            rich_help_panel=RECIPE,
         ),
     ] = None,
     kv_range: Annotated[
@@ -114,29 +103,27 @@ def convert(
         typer.Option(
             metavar="minmax|mse",
             help="With --kernels ort: how these scales are chosen on the calibration text.",
-            rich_help_panel=_RECIPE,
+            rich_help_panel=RECIPE,
         ),
     ] = None,
-    solver: Annotated[
-        str | None, typer.Option(metavar="rtn|clip|gptq", help="How weights are rounded.", rich_help_panel=_RECIPE)
-    ] = None,
+    solver: Solver = None,
     target: Annotated[
         str | None,
         typer.Option(
             metavar="portable|ort|genai",
             help="Which operators to write; genai: a folder for onnxruntime-genai.",
-            rich_help_panel=_RECIPE,
+            rich_help_panel=RECIPE,
         ),
     ] = None,
     provider: Annotated[
-        str | None, typer.Option(metavar="cpu", help="Where the model will run.", rich_help_panel=_RECIPE)
+        str | None, typer.Option(metavar="cpu", help="Where the model will run.", rich_help_panel=RECIPE)
     ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
             metavar="float32|float16|bfloat16",
             help="Type of what stays float, and of the cache (default: float32, or an .onnx source's own).",
-            rich_help_panel=_RECIPE,
+            rich_help_panel=RECIPE,
         ),
     ] = None,
     kernels: Annotated[
@@ -144,12 +131,12 @@ def convert(
         typer.Option(
             metavar="graphrot|ort",
             help="Whose matmuls take rounded inputs, and whose attention a quantized cache.",
-            rich_help_panel=_RECIPE,
+            rich_help_panel=RECIPE,
         ),
     ] = None,
     certificate: Annotated[
         str | None,
-        typer.Option(metavar="full|off", help="Compare the rotated model with its source.", rich_help_panel=_RECIPE),
+        typer.Option(metavar="full|off", help="Compare the rotated model with its source.", rich_help_panel=RECIPE),
     ] = None,
     calibration: Annotated[
         str | None,
@@ -158,14 +145,12 @@ def convert(
             help="What gptq and --kv-scales read: a text file, a token file (.npy, .npz, .tokens.json), "
             "datasets:ID\\[/CONFIG]\\[:SPLIT\\[:COLUMN]], or self: the model's own samples "
             "(default: Python's own help topics).",
-            rich_help_panel=_FILES,
+            rich_help_panel=FILES,
         ),
     ] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="Folder with tokenizer.json, for an .onnx source.", rich_help_panel=_FILES)
-    ] = None,
+    tokenizer: TokenizerFolder = None,
     plan: Annotated[
-        Path | None, typer.Option(help="Replay a plan (JSON) instead of making one.", rich_help_panel=_FILES)
+        Path | None, typer.Option(help="Replay a plan (JSON) instead of making one.", rich_help_panel=FILES)
     ] = None,
     allow_partial: Annotated[
         bool,

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphrot.cli.options import CustomOps
+from graphrot.cli.options import (
+    FILES,
+    RECIPE,
+    Activations,
+    Cache,
+    CustomOps,
+    Group,
+    Only,
+    Solver,
+    TokenizerFolder,
+    Weights,
+)
 from graphrot.cli.output import print_json
 from graphrot.cli.progress import StepBars
 from graphrot.cli.stop import STOP
@@ -15,9 +26,6 @@ from graphrot.recipe import DEFAULT_FOR_FILES, DEFAULT_RECIPE
 
 if TYPE_CHECKING:
     from graphrot.learn.result import Learned
-
-_RECIPE = "Recipe"
-_FILES = "Files"
 
 
 def learn(
@@ -47,38 +55,23 @@ def learn(
     seed: Annotated[int | None, typer.Option(help="Seed of the start and of the batches.")] = None,
     rotations: Annotated[
         str | None,
-        typer.Option(metavar="hadamard|random|block-hadamard", help="The start.", rich_help_panel=_RECIPE),
+        typer.Option(metavar="hadamard|random|block-hadamard", help="The start.", rich_help_panel=RECIPE),
     ] = None,
-    only: Annotated[
-        str | None, typer.Option(metavar="R1,R2,R3,R4,O", help="The sites to rotate.", rich_help_panel=_RECIPE)
-    ] = None,
-    weights: Annotated[
-        str | None, typer.Option(metavar="none|int8|int4", help="Weights of the linears.", rich_help_panel=_RECIPE)
-    ] = None,
-    group: Annotated[
-        str | None,
-        typer.Option(metavar="channel|32|64|128", help="Weights that share a scale.", rich_help_panel=_RECIPE),
-    ] = None,
-    activations: Annotated[
-        str | None, typer.Option(metavar="none|int8|int4", help="Inputs of the linears.", rich_help_panel=_RECIPE)
-    ] = None,
-    kv: Annotated[
-        str | None, typer.Option(metavar="none|int8|int4", help="The key/value cache.", rich_help_panel=_RECIPE)
-    ] = None,
-    solver: Annotated[
-        str | None, typer.Option(metavar="rtn|clip|gptq", help="How weights are rounded.", rich_help_panel=_RECIPE)
-    ] = None,
+    only: Only = None,
+    weights: Weights = None,
+    group: Group = None,
+    activations: Activations = None,
+    kv: Cache = None,
+    solver: Solver = None,
     calibration: Annotated[
         str | None,
         typer.Option(
             metavar="FILE|datasets:ID|self",
             help="What is learned on (default: Python's own help topics); as convert takes it.",
-            rich_help_panel=_FILES,
+            rich_help_panel=FILES,
         ),
     ] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="Folder with tokenizer.json, for an .onnx source.", rich_help_panel=_FILES)
-    ] = None,
+    tokenizer: TokenizerFolder = None,
     allow_partial: Annotated[
         bool, typer.Option("--allow-partial", help="Go on where some rotations or caches are refused.")
     ] = False,
