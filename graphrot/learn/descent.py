@@ -37,7 +37,7 @@ class Schedule:
     rate: float
     seed: int = 0
     measurements: int = 12
-    patience: int = 4
+    patience: int = 6
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.rate <= 0:

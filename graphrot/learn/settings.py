@@ -32,8 +32,8 @@ class Defaults:
 DEFAULTS: dict[Loss, Defaults] = {
     "local": Defaults(200, 0.05, 64),
     "data-free": Defaults(200, 0.05, 0),
-    "ce": Defaults(100, 0.02, 256),
-    "kl": Defaults(100, 0.02, 256),
+    "ce": Defaults(100, 0.01, 256),
+    "kl": Defaults(100, 0.01, 256),
 }
 
 LENGTH = 256

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 import graphrot
 from graphrot.cli.main import run
 from graphrot.errors import InputRefused, UsageError
+from graphrot.learn.descent import Schedule, descend
 from graphrot.learn.result import Learned
+from graphrot.progress import silent
 from graphrot.rotation.file import read_rotations, write_rotations
 from tests.learn.subjects import source
 
@@ -154,19 +158,31 @@ def test_other_losses_fall_too(loss: str, place: Path, tmp_path: Path) -> None:
     assert result.part.orthogonality < 1e-10 and (result.part.calibration is None) == (loss == "data-free")
 
 
-def test_learning_stops_early_and_keeps_the_best(place: Path, tmp_path: Path) -> None:
-    result = graphrot.learn(
-        place / "model.onnx",
-        output=tmp_path / "r.safetensors",
-        recipe="w4a4kv4",
-        loss="ce",
-        rate=1.0,  # jumps about
-        steps=40,
-        sequences=16,
-        calibration=place / "text.txt",
-    )
-    assert result.stopped and result.part.steps < 40
-    assert result.end_loss == min(loss for _, loss in result.part.heldout)
+class Misleading:
+    """What lowers the loss of a batch raises the held-out loss by as much."""
+
+    def __init__(self) -> None:
+        self._slope = torch.from_numpy(np.random.default_rng(0).standard_normal((8, 8)))
+
+    @property
+    def heldout(self) -> Sequence[float]:
+        return [-1.0]
+
+    def batch(self, generator: np.random.Generator) -> float:
+        return 1.0
+
+    def __call__(self, matrices: Mapping[str, torch.Tensor], batch: float) -> torch.Tensor:
+        return batch * (self._slope * matrices["R1.0"]).sum()
+
+
+def test_learning_stops_early_and_keeps_the_best() -> None:
+    start = {"R1.0": torch.eye(8, dtype=torch.float64)}
+    schedule = Schedule(60, 0.02, measurements=12, patience=3)
+    found = descend(Misleading(), start, schedule, progress=silent)
+    assert found.stopped and found.steps == 3 * 60 // 12 and found.best == 0
+    losses = [loss for _, loss in found.heldout]
+    assert losses == sorted(losses) and found.curve[-1][1] < found.curve[0][1]
+    assert torch.equal(found.matrices["R1.0"], start["R1.0"])
 
 
 @pytest.mark.parametrize(
