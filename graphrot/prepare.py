@@ -51,8 +51,8 @@ def plan_for(facts: Facts, recipe: Recipe, *, source_hash: str) -> RotationPlan:
 
 
 def _constructed(recipe: Recipe) -> RotationKind | None:
-    """The matrices of what is not learned."""
-    if recipe.rotations_file is not None:
+    """The matrices of what is not learned; those that auto tries are Hadamard matrices."""
+    if recipe.rotations_file is not None or recipe.rotations == "auto":
         return "hadamard"
     return next((kind for kind in get_args(RotationKind) if kind == recipe.rotations), None)
 

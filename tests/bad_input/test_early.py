@@ -75,4 +75,4 @@ def test_only_none_is_refused_and_not_offered(tmp_path: Path, capsys: pytest.Cap
 
 def test_recipes_that_are_offered_are_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["convert", str(tiny_onnx("llama")), "-o", str(tmp_path / "out"), "--recipe", "w4a4"]) == 2
-    assert "name one of rotate-only, w4a16, w4a8, w4a8kv8, w4a8kv4, w4a4kv4, or give" in capsys.readouterr().err
+    assert "name one of rotate-only, w4a16, w4a8, w4a8kv8, w4a8kv4, w4a4kv4, auto, or give" in capsys.readouterr().err

@@ -90,7 +90,7 @@ def test_an_empty_folder(tmp_path: Path, refuse: Refuse) -> None:
     (tmp_path / "empty").mkdir()
     refuse(3, ["convert", tmp_path / "empty"], "holds no config.json", "give a folder with config.json and weights")
     refuse(3, ["inspect", tmp_path / "empty"], "The model is a folder", "give the .onnx file")
-    refuse(3, ["eval", tmp_path / "empty", "--text", "x"], "There is no such model")
+    refuse(3, ["eval", tmp_path / "empty", "--text", __file__], "There is no such model")
 
 
 def test_a_folder_of_onnx_files(place: Path, refuse: Refuse) -> None:

@@ -121,7 +121,10 @@ def test_the_version_of_a_checkout_that_is_not_installed(
         ("--weights=int5", "weights: should be one of int8, int4, none (got 'int5')"),
         ("--group=31", "group: should be one of channel, 32, 64, 128, none (got 31)"),
         ("--only=R9", "only: should be one of R1, R2, R3, R4, O (got 'R9')"),
-        ("--rotations=most", "rotations: should be one of hadamard, random, block-hadamard, none (got 'most')"),
+        (
+            "--rotations=most",
+            "rotations: should be one of FILE.safetensors, hadamard, random, block-hadamard, auto, none (got 'most')",
+        ),
     ],
 )
 def test_a_wrong_word_is_answered_with_the_right_ones(
