@@ -5,16 +5,14 @@ Heavy imports stand inside the methods, so that ``import graphrot`` stays fast.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from graphrot.converted import Converted
 from graphrot.errors import InputRefused
-from graphrot.progress import Progress
+from graphrot.progress import Progress, Timed
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -44,25 +42,18 @@ class Places:
     groups: Path
 
 
-class Job:
+class Job(Timed):
     """One conversion: its recipe, its folders, its clock."""
 
     def __init__(self, recipe: Recipe, work: Places, progress: Progress) -> None:
+        super().__init__()
         self.recipe = recipe
         self.work = work
         self.progress = progress
-        self.seconds: dict[str, float] = {}
         self.notes: tuple[str, ...] = ()
         self.longest: int | None = None
         self.opens_attention = False
         """Rotary positions are taken out of attention nodes."""
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        """Time a step."""
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = round(time.perf_counter() - start, 3)
 
     def run(
         self,

@@ -39,6 +39,15 @@ def one_layer_onnx(road: Road) -> Path:
     return path
 
 
+def with_tokenizer(name: str, folder: Path) -> Path:
+    """Path of a copy of :func:`tiny_onnx` in a folder, with a tokenizer beside it."""
+    source = tiny_onnx(name)
+    for file in source.parent.iterdir():
+        shutil.copyfile(file, folder / file.name)
+    write_tokenizer(folder)
+    return folder / source.name
+
+
 def write_tokenizer(folder: Path, *, chat: bool = True) -> None:
     """Write a byte-level tokenizer of fewer than ``VOCAB`` tokens: ASCII, and the two bytes of e-acute.
 

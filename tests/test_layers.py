@@ -14,7 +14,7 @@ import graphrot
 PACKAGE = Path(graphrot.__file__).parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "progress", "threads", "report.parts"),
+    ("errors", "progress", "threads", "words", "report.parts"),
     ("work",),
     ("analysis.types", "plan.types"),
     ("graph",),

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphrot.cli.options import CustomOps
-from graphrot.cli.output import print_json, size
+from graphrot.cli.output import print_json
 from graphrot.cli.progress import StepBars
 from graphrot.errors import UsageError
+from graphrot.words import size
 
 if TYPE_CHECKING:
     from graphrot.bench.results import Comparison

@@ -20,10 +20,11 @@ from graphrot.cli.options import (
     TokenizerFolder,
     Weights,
 )
-from graphrot.cli.output import print_json, size
+from graphrot.cli.output import print_json
 from graphrot.cli.progress import StepBars
 from graphrot.cli.stop import STOP
 from graphrot.recipe import DEFAULT_FOR_FILES, DEFAULT_RECIPE
+from graphrot.words import size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

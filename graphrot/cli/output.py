@@ -22,13 +22,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return value
-
-
-def size(byte_count: int) -> str:
-    """Bytes for people, in powers of 1000: ``97.3 MB``."""
-    value, unit = float(byte_count), "B"
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            break
-        value /= 1000
-    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"

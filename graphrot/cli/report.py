@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from graphrot.cli.options import CustomOps
-from graphrot.cli.output import print_json, size
+from graphrot.cli.output import print_json
 from graphrot.cli.progress import StepBars
+from graphrot.words import size
 
 
 def report(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,7 +25,7 @@ from graphrot.learn.subject import Subject, load_subject
 from graphrot.learn.task import Task
 from graphrot.model.inputs import Inputs
 from graphrot.model.load import Source
-from graphrot.progress import Progress
+from graphrot.progress import Progress, Timed
 from graphrot.quantize import SHORTEST_CALIBRATION
 from graphrot.recipe import Recipe, default_recipe, resolve_recipe
 from graphrot.report.parts import CalibrationPart, LearningPart
@@ -90,22 +88,16 @@ def learn(
             raise
 
 
-class _Run:
+class _Run(Timed):
     """One run: its recipe, its folder, its clock."""
 
     def __init__(self, recipe: Recipe, settings: Settings, work: WorkFolder, progress: Progress) -> None:
+        super().__init__()
         self.recipe = recipe
         self.settings = settings
         self.work = work
         self.progress = progress
-        self.seconds: dict[str, float] = {}
         self.notes: tuple[str, ...] = ()
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = round(time.perf_counter() - start, 3)
 
     def go(
         self, spec: str | ModelObject, target: Path, choice: Choice, tokenizer: Path | None, *, allow_partial: bool

@@ -14,6 +14,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from graphrot.words import size
+
 _STEP = re.compile(r'\.?([A-Za-z_][^.\[\]]*)|\[(\d+)\]|\[\*\]|\[(\w+)=([^\]]*)\]|\["([^"]*)"\]')
 NONE = "\u2013"
 """What stands where there is no figure."""
@@ -117,15 +119,6 @@ def _plain(value: Any) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def _size(value: float) -> str:
-    amount, unit = float(value), "B"
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000 or unit == "GB":
-            break
-        amount /= 1000
-    return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
-
-
 def _significant(value: float, digits: int = 3) -> str:
     """Three digits, without an exponent where that is short."""
     if value == 0 or not math.isfinite(value):
@@ -139,7 +132,7 @@ def _significant(value: float, digits: int = 3) -> str:
 FORMS: Mapping[str, Callable[[Any], str]] = {
     "plain": lambda value: f"{value:,}" if isinstance(value, int) else str(value),
     "text": str,
-    "bytes": _size,
+    "bytes": size,
     "short": _significant,
     "two": lambda value: f"{value:.2f}",
     "three": lambda value: f"{value:.3f}",

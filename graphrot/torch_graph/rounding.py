@@ -114,7 +114,6 @@ class _Tokens(torch.autograd.Function):
         scales = largest.clamp_min(float(np.float32(EPSILON))) / high
         codes = torch.div(single, scales).round_().clamp_(-high - 1, high).mul_(scales)
         result = codes.to(x.dtype)
-        ctx.high = high
         if scale_gradient:
             ctx.save_for_backward(x, result)
         return result

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from tests.exported import tiny_onnx, write_tokenizer
+from tests.exported import with_tokenizer
 
 WORDS = "We the people of a small test, in order to form a more perfect model, do ordain and establish these weights. "
 
@@ -22,11 +21,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def beside(name: str, folder: Path) -> Path:
-    exported = tiny_onnx(name)
-    for file in exported.parent.iterdir():
-        shutil.copyfile(file, folder / file.name)
-    write_tokenizer(folder)
-    return folder / exported.name
+    return with_tokenizer(name, folder)
 
 
 @pytest.fixture(scope="session")

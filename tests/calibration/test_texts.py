@@ -19,7 +19,7 @@ from graphrot.cli.main import run
 from graphrot.errors import InputRefused
 from graphrot.evaluate.text import Tokenizer
 from graphrot.texts import Texts
-from tests.exported import tiny_onnx, write_tokenizer
+from tests.exported import tiny_onnx, with_tokenizer
 
 WORDS = "".join(f"Sentence number {n} says that {n * n} is a square. " for n in range(60))
 
@@ -28,9 +28,7 @@ WORDS = "".join(f"Sentence number {n} says that {n * n} is a square. " for n in 
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with its tokenizer, a text, and the same as tokens."""
     folder = tmp_path_factory.mktemp("texts")
-    for file in tiny_onnx("llama").parent.iterdir():
-        shutil.copyfile(file, folder / file.name)
-    write_tokenizer(folder)
+    with_tokenizer("llama", folder)
     (folder / "text.txt").write_text(WORDS, encoding="utf-8")
     np.save(folder / "text.npy", np.asarray(Tokenizer(folder).encode(WORDS), np.int32))
     return folder

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import graphrot
 from graphrot.cli.main import run
 from graphrot.errors import CheckFailed, InputRefused, UsageError
 from graphrot.evaluate.session import open_decoder
-from tests.exported import tiny_onnx, write_tokenizer
+from tests.exported import tiny_onnx, with_tokenizer, write_tokenizer
 from tests.tiny import tiny
 
 MANIFEST_KEYS = {
@@ -31,11 +30,7 @@ METADATA = {"graphrot.version", "graphrot.plan", "graphrot.online", "graphrot.kv
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tied tiny Llama with a tokenizer beside it."""
     folder = tmp_path_factory.mktemp("source")
-    exported = tiny_onnx("llama_tied")
-    for file in exported.parent.iterdir():
-        shutil.copyfile(file, folder / file.name)
-    write_tokenizer(folder)
-    return folder / exported.name
+    return with_tokenizer("llama_tied", folder)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from graphrot.cli.main import run
 from graphrot.model.files import sha256_of
 from graphrot.report import record
 from graphrot.report.manifest import Manifest
-from tests.exported import tiny_onnx, write_tokenizer
+from tests.exported import with_tokenizer
 
 SEEN = "".join(f"Sentence number {n} says that {n * n} is a square. " for n in range(40))
 UNSEEN = "".join(f"What {n} may be in words is for others to tell, or {n + 5}. " for n in range(40))
@@ -28,9 +28,7 @@ SIZE = ["--window", "64", "--windows", "4"]
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, what was calibrated on ``seen.txt`` as a folder and as a file, and texts."""
     folder = tmp_path_factory.mktemp("measure")
-    for file in tiny_onnx("llama").parent.iterdir():
-        shutil.copyfile(file, folder / file.name)
-    write_tokenizer(folder)
+    with_tokenizer("llama", folder)
     (folder / "seen.txt").write_text(SEEN, encoding="utf-8")
     (folder / "unseen.txt").write_text(UNSEEN, encoding="utf-8")
     (folder / "mixed.txt").write_text(UNSEEN[:80] + SEEN[300:500] + UNSEEN[80:], encoding="utf-8")

@@ -5,7 +5,6 @@ Both are recomputed in float64 from the written file, its own calibration inputs
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from graphrot.quantize import CALIBRATION_TOKENS, calibration_feeds
 from graphrot.report.parts import QuantizedPart
 from graphrot.rotation.orthogonal import build_matrix
 from graphrot.texts import Texts
-from tests.exported import tiny_onnx, write_tokenizer
+from tests.exported import with_tokenizer
 
 GRID = WeightGrid(4)
 
@@ -61,9 +60,7 @@ def _planted(path: Path) -> None:
 
 
 def _case(name: str, folder: Path, *, planted: bool = False, **options: Any) -> Case:
-    for file in tiny_onnx(name).parent.iterdir():
-        shutil.copyfile(file, folder / file.name)
-    write_tokenizer(folder)
+    with_tokenizer(name, folder)
     source = folder / "model.onnx"
     if planted:
         _planted(source)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.exported import tiny_onnx, write_tokenizer
+from tests.exported import with_tokenizer
 
 
 @pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tied tiny Llama as an .onnx file."""
     folder = tmp_path_factory.mktemp("source")
-    for file in tiny_onnx("llama_tied").parent.iterdir():
-        shutil.copyfile(file, folder / file.name)
-    write_tokenizer(folder)
-    return folder / "model.onnx"
+    return with_tokenizer("llama_tied", folder)
 
 
 @pytest.fixture(scope="session")
