@@ -11,25 +11,6 @@ constexpr std::size_t kLargestGroup = 65536;  // 65536 * 127 * 255 fits into the
 
 void refuse(const std::string& words) { throw std::invalid_argument(words); }
 
-void check(const WeightSource& source) {
-  if (source.bits != 4 && source.bits != 8) {
-    refuse("attribute 'bits' is " + std::to_string(source.bits) + "; weights have 4 or 8 bits");
-  }
-  if (source.channels == 0 || source.columns == 0) refuse("attributes 'K' and 'N' must be at least 1");
-  if (source.block < 16 || (source.block & (source.block - 1)) != 0) {
-    refuse("attribute 'block' is " + std::to_string(source.block) + "; it must be a power of two from 16 on");
-  }
-  const bool whole = source.group == source.channels;
-  if (!whole && (source.group < 32 || source.group > 128 || source.group != source.block)) {
-    refuse("a scale for every " + std::to_string(source.group) + " channels does not go with blocks of " +
-           std::to_string(source.block) + " and K = " + std::to_string(source.channels));
-  }
-  if (source.group > kLargestGroup) {
-    refuse("one scale for " + std::to_string(source.group) + " channels: sums of more than " +
-           std::to_string(kLargestGroup) + " products do not fit into 32 bits");
-  }
-}
-
 constexpr std::size_t divide_up(std::size_t value, std::size_t by) { return (value + by - 1) / by; }
 
 // Eight codes of 4 bits in the order 0, 4, 1, 5, 2, 6, 3, 7: the first four become low halves.
@@ -84,8 +65,25 @@ void pack_groups(const WeightSource& source, const ProductProblem& problem, floa
 
 }  // namespace
 
+void check_weights(std::size_t channels, std::size_t columns, std::size_t group, std::size_t block, int bits) {
+  if (bits != 4 && bits != 8) refuse("attribute 'bits' is " + std::to_string(bits) + "; weights have 4 or 8 bits");
+  if (channels == 0 || columns == 0) refuse("attributes 'K' and 'N' must be at least 1");
+  if (block < 16 || (block & (block - 1)) != 0) {
+    refuse("attribute 'block' is " + std::to_string(block) + "; it must be a power of two from 16 on");
+  }
+  const bool whole = group == channels;
+  if (!whole && (group < 32 || group > 128 || group != block)) {
+    refuse("a scale for every " + std::to_string(group) + " channels does not go with blocks of " +
+           std::to_string(block) + " and K = " + std::to_string(channels));
+  }
+  if (group > kLargestGroup) {
+    refuse("one scale for " + std::to_string(group) + " channels: sums of more than " + std::to_string(kLargestGroup) +
+           " products do not fit into 32 bits");
+  }
+}
+
 ProductWeights::ProductWeights(const WeightSource& source) : problem_{} {
-  check(source);
+  check_weights(source.channels, source.columns, source.group, source.block, source.bits);
   problem_.channels = source.channels;
   problem_.columns = source.columns;
   problem_.group = source.group;

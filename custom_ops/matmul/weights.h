@@ -42,6 +42,9 @@ struct WeightSource {
   const float* bias;          // [N], or null
 };
 
+// Throws std::invalid_argument, in words for people, when the numbers do not fit together.
+void check_weights(std::size_t channels, std::size_t columns, std::size_t group, std::size_t block, int bits);
+
 // The problem with the memory that it points to.
 class ProductWeights {
  public:
