@@ -38,6 +38,10 @@ Attention::Attention(const AttentionForm& form, std::unique_ptr<HadamardTransfor
       rotate_(hadamard_kernels(isa).run[static_cast<int>(Element::kFloat)]),
       problem_(attend_problem(form.format, form.score_scale, form.softcap)),
       attend_(attend_kernel(problem_, isa)) {
+  check_attention_form(form, rotation_ != nullptr ? rotation_->problem().size : 0);
+}
+
+void check_attention_form(const AttentionForm& form, std::size_t rotation_size) {
   if (form.kv_heads == 0 || form.heads == 0 || form.heads % form.kv_heads != 0) {
     throw std::invalid_argument("attribute 'num_heads' is " + std::to_string(form.heads) +
                                 ", which is no multiple of 'kv_num_heads' " + std::to_string(form.kv_heads));
@@ -58,26 +62,30 @@ Attention::Attention(const AttentionForm& form, std::unique_ptr<HadamardTransfor
     throw std::invalid_argument("attribute 'local_window_size' is " + std::to_string(form.window) +
                                 "; it must be at least 0, or -1 for none");
   }
-  if (rotation_ != nullptr && size % rotation_->problem().size != 0) {
+  if (rotation_size != 0 && size % rotation_size != 0) {
     throw std::invalid_argument("attribute 'head_size' is " + std::to_string(size) +
                                 ", which is no multiple of the transform's size " +
-                                std::to_string(rotation_->problem().size));
+                                std::to_string(rotation_size));
+  }
+}
+
+void check_attention_sizes(const AttentionCall& call) {
+  if (call.tokens > call.slots) {
+    throw std::invalid_argument("the cache has " + std::to_string(call.slots) + " slots, too few for " +
+                                std::to_string(call.tokens) + " new tokens");
   }
 }
 
 void check_attention_call(const AttentionCall& call) {
   for (std::size_t row = 0; row < call.batch; ++row) {
     const std::int64_t used = std::int64_t{call.last_slots[row]} + 1;
-    const auto slots = static_cast<std::int64_t>(call.slots), tokens = static_cast<std::int64_t>(call.tokens);
+    const auto slots = static_cast<std::int64_t>(call.slots);
     if (used < 0 || used > slots) {
       throw std::invalid_argument("input 'seqlens_k' is " + std::to_string(used - 1) + " for row " +
                                   std::to_string(row) + ": the cache has " + std::to_string(slots) +
                                   " slots, so it must be from -1 to " + std::to_string(slots - 1));
     }
-    if (tokens > slots) {
-      throw std::invalid_argument("the cache has " + std::to_string(slots) + " slots, too few for " +
-                                  std::to_string(tokens) + " new tokens");
-    }
+    check_attention_sizes(call);
     if (call.mask.data != nullptr && start_of(call, row) + call.tokens > call.mask.slots) {
       throw std::invalid_argument("input 'mask' has " + std::to_string(call.mask.slots) +
                                   " slots in its last axis, and row " + std::to_string(row) + " uses " +

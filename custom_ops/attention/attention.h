@@ -43,9 +43,14 @@ struct AttentionCall {
   void* output;  // [batch, tokens, heads * head_size]
 };
 
+// Throws std::invalid_argument, in words for people, when the numbers do not fit together. `rotation_size`: 0 for none.
+void check_attention_form(const AttentionForm& form, std::size_t rotation_size);
+
 // Throws std::invalid_argument, in words for people, when the lengths and the mask do not fit the cache. Looks at no
 // output.
 void check_attention_call(const AttentionCall& call);
+// The same for what can be said without looking at a tensor.
+void check_attention_sizes(const AttentionCall& call);
 
 class Attention {
  public:

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/attention_case.h"
+#include "tests/attention_checks.h"
 #include "tests/check.h"
 #include "tests/counted.h"
 #include "tests/parallel.h"
@@ -17,69 +18,23 @@ using namespace graphrot::test;
 
 namespace {
 
-std::string words(const AttentionShape& s) {
-  return "heads " + std::to_string(s.kv_heads) + "/" + std::to_string(s.group) + "/" + std::to_string(s.head_size) +
-         ", " + std::to_string(s.bits) + " bits, batch " + std::to_string(s.batch) + ", tokens " +
-         std::to_string(s.tokens) + ", past " + std::to_string(s.past_slots);
-}
-
 template <class T>
-void check_values(Isa isa, AttentionCase<T>& c) {
-  const AttentionShape& s = c.shape;
-  const Expected wanted = expected(c);
+void check_values(Isa isa, const AttentionCase<T>& c) {
   // In float, or with rounded queries and weights.
-  const bool exact = attend_kernel(attend_problem(s.format(), 1.0f, 0.0f), isa) == &attend_scalar;
-  const double relative = exact ? 2e-5 : 2 * wanted.spread + 1e-4;
-  const double tolerance = wanted.largest * (relative + 0.5 * Kind<T>::rounding);
-  std::size_t wrong = 0;
-  double most = 0;
-  for (std::size_t i = 0; i < c.output.size(); ++i) {
-    const double found = static_cast<double>(to_float(c.output[i])), error = std::fabs(found - wanted.output[i]);
-    if (std::isnan(wanted.output[i]) ? !std::isnan(found) : !(error <= tolerance)) ++wrong;
-    most = std::fmax(most, error);
-  }
-  EXPECT(wrong == 0, "%s, %s: %zu of %zu values, %g above %g", isa_name(isa), words(s).c_str(), wrong, c.output.size(),
-         most, tolerance);
+  const bool exact = attend_kernel(attend_problem(c.shape.format(), 1.0f, 0.0f), isa) == &attend_scalar;
+  check_values(isa_name(isa), c, exact ? 2e-5 : 1e-4, exact ? 0 : 2);
 }
 
-// Rows outside the new ones are those of the past, then zeros; new ones are the rows of rotated keys, and of values.
 template <class T>
 void check_cache(Isa isa, const AttentionCase<T>& c) {
-  const AttentionShape& s = c.shape;
-  const std::size_t row = s.row();
-  for (std::size_t place = 0; place < s.batch * s.kv_heads; ++place) {
-    const std::size_t b = place / s.kv_heads, h = place % s.kv_heads, start = s.start(b);
-    std::size_t wrong = 0;
-    for (std::size_t j = 0; j < s.slots(); ++j) {
-      std::vector<std::uint8_t> key(row, 0), value(row, 0);
-      if (j >= start && j < start + s.tokens) {
-        std::vector<float> z(s.head_size), v(s.head_size);
-        const std::size_t from = ((b * s.tokens + j - start) * s.kv_heads + h) * s.head_size;
-        for (std::size_t d = 0; d < s.head_size; ++d) {
-          z[d] = to_float(c.key[from + d]);
-          v[d] = to_float(c.value[from + d]);
-        }
-        if (const auto rotation = s.rotation()) {
-          std::vector<float> scratch(rotation->scratch_floats() + 16);
-          float* aligned = scratch.data();
-          while (reinterpret_cast<std::uintptr_t>(aligned) % 64 != 0) ++aligned;
-          hadamard_kernels(isa).run[0](rotation->problem(), z.data(), z.data(), 1, aligned);
-        }
-        cache_scalar().store(s.format(), z.data(), key.data());
-        cache_scalar().store(s.format(), v.data(), value.data());
-      } else if (j < s.past_slots) {
-        const std::size_t from = (place * s.past_slots + j) * row;
-        key.assign(c.past_key.begin() + static_cast<std::ptrdiff_t>(from),
-                   c.past_key.begin() + static_cast<std::ptrdiff_t>(from + row));
-        value.assign(c.past_value.begin() + static_cast<std::ptrdiff_t>(from),
-                     c.past_value.begin() + static_cast<std::ptrdiff_t>(from + row));
-      }
-      const std::size_t at = (place * s.slots() + j) * row;
-      if (std::memcmp(key.data(), c.present_key.data() + at, row) != 0) ++wrong;
-      if (std::memcmp(value.data(), c.present_value.data() + at, row) != 0) ++wrong;
+  check_cache(isa_name(isa), c, [&](std::vector<float>& z) {
+    if (const auto rotation = c.shape.rotation()) {
+      std::vector<float> scratch(rotation->scratch_floats() + 16);
+      float* aligned = scratch.data();
+      while (reinterpret_cast<std::uintptr_t>(aligned) % 64 != 0) ++aligned;
+      hadamard_kernels(isa).run[0](rotation->problem(), z.data(), z.data(), 1, aligned);
     }
-    EXPECT(wrong == 0, "%s, %s: %zu rows of head %zu", isa_name(isa), words(s).c_str(), wrong, place);
-  }
+  });
 }
 
 template <class T>
