@@ -110,7 +110,8 @@ AttentionNode read_attention_node(const Api& api, const KernelInfo* info) {
   return node;
 }
 
-AttentionCall read_attention_call(const Api& api, KernelContext* context, const AttentionForm& form, bool masked) {
+AttentionCall read_attention_call(const Api& api, KernelContext* context, const AttentionForm& form, bool masked,
+                                  Tensors where) {
   const KernelContext* seen = context;
   const auto heads = static_cast<std::int64_t>(form.heads), kv_heads = static_cast<std::int64_t>(form.kv_heads);
   const auto head_size = static_cast<std::int64_t>(form.format.head_size);
@@ -147,7 +148,11 @@ AttentionCall read_attention_call(const Api& api, KernelContext* context, const 
   const std::int64_t slots = wanted > past.shape[2] ? wanted : past.shape[2];
   call.slots = static_cast<std::size_t>(slots);
   if (masked) call.mask = read_mask(api, seen, batch, heads, tokens);
-  check_attention_call(call);
+  if (where == Tensors::kHere) {
+    check_attention_call(call);
+  } else {
+    check_attention_sizes(call);
+  }
 
   call.output = make_output(api, context, 0, query.shape);
   const Shape present{batch, kv_heads, slots, bytes};

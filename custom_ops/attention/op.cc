@@ -31,7 +31,7 @@ class RotatedAttentionKernel {
   const Api& api() const { return api_; }
 
   void compute(KernelContext* context) {
-    const AttentionCall call = read_attention_call(api_, context, attention_.form(), masked_);
+    const AttentionCall call = read_attention_call(api_, context, attention_.form(), masked_, Tensors::kHere);
     attention_.run(call, *scratch_,
                    [&](std::size_t count, const auto& task) { ort::parallel_for(api_, context, count, task); });
   }

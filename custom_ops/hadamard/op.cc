@@ -1,12 +1,11 @@
 #include "hadamard/op.h"
 
-#include <stdexcept>
-#include <string>
-#include <vector>
+#include <cstddef>
 
 #include "common/isa.h"
 #include "common/scratch.h"
 #include "hadamard/attributes.h"
+#include "hadamard/call.h"
 #include "hadamard/hadamard.h"
 #include "ort/glue.h"
 #include "ort/shapes.h"
@@ -38,25 +37,12 @@ class HadamardKernel {
   const Api& api() const { return api_; }
 
   void compute(KernelContext* context) {
-    const ort::Value* input = nullptr;
-    ort::check(api_, api_.call<ort::slot::KernelContext_GetInput>(static_cast<const KernelContext*>(context),
-                                                                  std::size_t{0}, &input));
-    const std::vector<std::int64_t> shape = ort::shape_of(api_, input, nullptr);
     const HadamardProblem& problem = transform_.problem();
-    const auto size = static_cast<std::int64_t>(problem.size);
-    if (shape.empty() || shape.back() % size != 0) {
-      throw std::invalid_argument("the last axis of the input has " + (shape.empty() ? "no" : std::to_string(shape.back())) +
-                                  " channels, which is no multiple of size " + std::to_string(size));
-    }
-    ort::Value* output = nullptr;
-    ort::check(api_, api_.call<ort::slot::KernelContext_GetOutput>(context, std::size_t{0}, shape.data(), shape.size(),
-                                                                   &output));
-    std::size_t elements = 1;
-    for (const std::int64_t extent : shape) elements *= static_cast<std::size_t>(extent);
-    const std::size_t blocks = elements / problem.size;
+    const HadamardCall call = read_hadamard_call(api_, context, problem.size);
+    const std::size_t blocks = call.blocks;
     if (blocks == 0) return;
-    const auto* in = static_cast<const char*>(ort::data_of(api_, input));
-    auto* out = static_cast<char*>(ort::mutable_data_of(api_, output));
+    const auto* in = static_cast<const char*>(call.in);
+    auto* out = static_cast<char*>(call.out);
     const std::size_t bytes = problem.size * kElementBytes[static_cast<int>(element_)];
 
     // Tasks hold whole groups of blocks, so that threads change neither the result nor the work.

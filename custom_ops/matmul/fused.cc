@@ -1,8 +1,6 @@
 #include "matmul/fused.h"
 
 #include <cstdint>
-#include <stdexcept>
-#include <string>
 #include <utility>
 
 namespace graphrot {
@@ -29,13 +27,7 @@ FusedMatMul::FusedMatMul(const WeightSource& source, std::unique_ptr<HadamardTra
       element_bytes_(element == Element::kFloat ? 4 : 2),
       quantize_(rows_kernels(isa).run[static_cast<int>(element)]),
       multiply_(product_kernels(isa).run[static_cast<int>(element)]) {
-  if (levels != 127 && levels != 7) {
-    throw std::invalid_argument("activations are rounded to 8 or 4 bits: 127 or 7 levels, not " + std::to_string(levels));
-  }
-  if (rows_.rotation != nullptr && source.channels % rows_.rotation->size != 0) {
-    throw std::invalid_argument("attribute 'K' is " + std::to_string(source.channels) +
-                                ", which is no multiple of the transform's size " + std::to_string(rows_.rotation->size));
-  }
+  check_rows(rows_);
 }
 
 // Panels of nearly equal size: a last one of few rows would read all weights for little.

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "common/element.h"
 #include "hadamard/attributes.h"
@@ -40,48 +41,17 @@ const void* data_of_type(const Constant& constant, ort::ElementType type, Input 
   throw std::invalid_argument("input '" + std::string(kInputNames[input]) + "' must hold " + kind);
 }
 
-std::vector<float> as_floats(const Constant& constant, std::size_t count) {
-  if (constant.type == ort::kFloat16) {
-    const auto* from = static_cast<const Half*>(constant.data);
+constexpr std::size_t divide_up(std::size_t value, std::size_t by) { return (value + by - 1) / by; }
+
+std::vector<float> as_floats(const MatMulForm& form, std::size_t count) {
+  if (form.half_scales) {
+    const auto* from = static_cast<const Half*>(form.scales);
     std::vector<float> values(count);
     for (std::size_t i = 0; i < count; ++i) values[i] = to_float(from[i]);
     return values;
   }
-  const auto* from = static_cast<const float*>(data_of_type(constant, ort::kFloat32, kScales, "float or float16"));
+  const auto* from = static_cast<const float*>(form.scales);
   return std::vector<float>(from, from + count);
-}
-
-struct ZeroPoints {
-  const std::uint8_t* packed;
-  std::int64_t columns, blocks, bits;
-
-  unsigned at(std::int64_t column, std::int64_t block) const {
-    const unsigned byte = packed[column * ((blocks * bits + 7) / 8) + block * bits / 8];
-    return bits == 8 ? byte : (byte >> (4 * (block % 2))) & 15u;
-  }
-};
-
-// One scale per column, but zero points in the storage of blocks: all of a row must say the same.
-void check_equal(const ZeroPoints& zeros) {
-  for (std::int64_t n = 0; n < zeros.columns; ++n) {
-    for (std::int64_t block = 1; block < zeros.blocks; ++block) {
-      if (zeros.at(n, block) == zeros.at(n, 0)) continue;
-      throw std::invalid_argument("input 'zero_points' differs within row " + std::to_string(n) +
-                                  ", which has one scale");
-    }
-  }
-}
-
-// Zero points that are given only because a bias follows them (older runtimes crash on an input that is left out in
-// front of another) say nothing: the kernel is faster without.
-bool all_in_the_middle(const ZeroPoints& zeros) {
-  const unsigned middle = 1u << (zeros.bits - 1);
-  for (std::int64_t n = 0; n < zeros.columns; ++n) {
-    for (std::int64_t block = 0; block < zeros.blocks; ++block) {
-      if (zeros.at(n, block) != middle) return false;
-    }
-  }
-  return true;
 }
 
 // Attributes that serve the function body alone. A node whose two forms disagree would answer differently from one
@@ -95,7 +65,7 @@ void check_body(const Api& api, const KernelInfo* info, int levels, std::int64_t
 
 }  // namespace
 
-MatMulNode read_matmul_node(const Api& api, const KernelInfo* info) {
+MatMulForm read_matmul_form(const Api& api, const KernelInfo* info) {
   const std::int64_t channels = ort::attribute_in_range(api, info, "K", 1, kLargest), columns = ort::attribute_in_range(api, info, "N", 1, kLargest);
   const std::int64_t bits = ort::attribute_in_range(api, info, "bits", 4, 8), activation_bits = ort::attribute_in_range(api, info, "activation_bits", 4, 8);
   if (activation_bits != 4 && activation_bits != 8) {
@@ -108,10 +78,10 @@ MatMulNode read_matmul_node(const Api& api, const KernelInfo* info) {
   const std::int64_t blocks = (channels + block - 1) / block;
   if (blocks * block > 2 * kLargest) throw std::invalid_argument("attribute 'block' is too large for 'K'");
 
-  MatMulNode node{};
-  node.levels = activation_bits == 8 ? 127 : 7;
-  check_body(api, info, node.levels, columns, blocks);
-  WeightSource& weights = node.weights;
+  MatMulForm form{};
+  form.levels = activation_bits == 8 ? 127 : 7;
+  check_body(api, info, form.levels, columns, blocks);
+  WeightSource& weights = form.weights;
   weights.channels = static_cast<std::size_t>(channels);
   weights.columns = static_cast<std::size_t>(columns);
   weights.bits = static_cast<int>(bits);
@@ -120,17 +90,13 @@ MatMulNode read_matmul_node(const Api& api, const KernelInfo* info) {
   weights.group = block_size == 0 || blocks == 1 ? weights.channels : weights.block;
   weights.codes = static_cast<const std::uint8_t*>(data_of_type(
       read_constant(api, info, kCodes, {columns, blocks, block * bits / 8}), ort::kUint8, kCodes, "uint8"));
-  const bool grouped = block_size != 0;
   const Constant scales = read_constant(
-      api, info, kScales, grouped ? std::vector<std::int64_t>{columns, blocks} : std::vector<std::int64_t>{columns});
-  node.scales = as_floats(scales, static_cast<std::size_t>(grouped ? columns * blocks : columns));
-  weights.scales = node.scales.data();
+      api, info, kScales, block_size != 0 ? std::vector<std::int64_t>{columns, blocks} : std::vector<std::int64_t>{columns});
+  form.half_scales = scales.type == ort::kFloat16;
+  form.scales = form.half_scales ? scales.data : data_of_type(scales, ort::kFloat32, kScales, "float or float16");
   if (ort::has_input(api, info, kZeros)) {
     const Constant zeros = read_constant(api, info, kZeros, {columns, (blocks * bits + 7) / 8});
     weights.zeros = static_cast<const std::uint8_t*>(data_of_type(zeros, ort::kUint8, kZeros, "uint8"));
-    const ZeroPoints points{weights.zeros, columns, blocks, bits};
-    if (!grouped) check_equal(points);
-    if (all_in_the_middle(points)) weights.zeros = nullptr;
   }
   if (ort::has_input(api, info, kBias)) {
     weights.bias = static_cast<const float*>(
@@ -139,8 +105,69 @@ MatMulNode read_matmul_node(const Api& api, const KernelInfo* info) {
   const std::int64_t rotate = ort::attribute_in_range(api, info, "rotate", 0, 1);
   std::unique_ptr<HadamardTransform> rotation(new HadamardTransform(read_transform(api, info)));
   check_body_attributes(api, info, rotation->problem());
-  if (rotate != 0) node.rotation = std::move(rotation);
+  if (rotate != 0) form.rotation = std::move(rotation);
+  return form;
+}
+
+MatMulNode read_matmul_node(const Api& api, const KernelInfo* info) {
+  MatMulForm form = read_matmul_form(api, info);
+  MatMulNode node{};
+  node.weights = form.weights;
+  node.weights.zeros = telling_zeros(form.weights);
+  node.scales = as_floats(form, form.weights.columns * divide_up(form.weights.channels, form.weights.group));
+  node.weights.scales = node.scales.data();
+  node.levels = form.levels;
+  node.rotation = std::move(form.rotation);
   return node;
+}
+
+MatMulCall read_matmul_call(const Api& api, ort::KernelContext* context, std::size_t channels, std::size_t columns) {
+  const ort::KernelContext* seen = context;
+  const ort::Value* input = nullptr;
+  ort::check(api, api.call<ort::slot::KernelContext_GetInput>(seen, std::size_t{0}, &input));
+  std::vector<std::int64_t> shape = ort::shape_of(api, input, nullptr);
+  if (shape.empty() || shape.back() != static_cast<std::int64_t>(channels)) {
+    throw std::invalid_argument("the last axis of the input has " + (shape.empty() ? "no" : std::to_string(shape.back())) +
+                                " channels, and K is " + std::to_string(channels));
+  }
+  shape.back() = static_cast<std::int64_t>(columns);
+  MatMulCall call{nullptr, nullptr, 1};
+  for (std::size_t axis = 0; axis + 1 < shape.size(); ++axis) call.rows *= static_cast<std::size_t>(shape[axis]);
+  ort::Value* output = nullptr;
+  const std::int64_t* dims = shape.data();
+  ort::check(api, api.call<ort::slot::KernelContext_GetOutput>(context, std::size_t{0}, dims, shape.size(), &output));
+  if (call.rows == 0) return call;
+  call.in = ort::data_of(api, input);
+  call.out = ort::mutable_data_of(api, output);
+  return call;
+}
+
+std::size_t zeros_bytes(const WeightSource& weights) {
+  const std::size_t blocks = divide_up(weights.channels, weights.block);
+  return weights.columns * divide_up(blocks * static_cast<std::size_t>(weights.bits), 8);
+}
+
+// Zero points that are given only because a bias follows them (older runtimes crash on an input that is left out in
+// front of another) say nothing.
+const std::uint8_t* telling_zeros(const WeightSource& weights) {
+  if (weights.zeros == nullptr) return nullptr;
+  const auto bits = static_cast<std::size_t>(weights.bits);
+  const std::size_t blocks = divide_up(weights.channels, weights.block), row = divide_up(blocks * bits, 8);
+  const auto at = [&](std::size_t column, std::size_t block) {
+    const unsigned byte = weights.zeros[column * row + block * bits / 8];
+    return bits == 8 ? byte : (byte >> (4 * (block % 2))) & 15u;
+  };
+  bool middle = true;
+  for (std::size_t n = 0; n < weights.columns; ++n) {
+    for (std::size_t block = 0; block < blocks; ++block) {
+      if (weights.group == weights.channels && at(n, block) != at(n, 0)) {
+        throw std::invalid_argument("input 'zero_points' differs within row " + std::to_string(n) +
+                                    ", which has one scale");
+      }
+      middle = middle && at(n, block) == 1u << (bits - 1);
+    }
+  }
+  return middle ? nullptr : weights.zeros;
 }
 
 }  // namespace graphrot

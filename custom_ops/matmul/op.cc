@@ -1,9 +1,6 @@
 #include "matmul/op.h"
 
-#include <stdexcept>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "common/isa.h"
 #include "common/scratch.h"
@@ -33,23 +30,9 @@ class RotatedMatMulKernel {
   const Api& api() const { return api_; }
 
   void compute(KernelContext* context) {
-    const ort::Value* input = nullptr;
-    ort::check(api_, api_.call<ort::slot::KernelContext_GetInput>(static_cast<const KernelContext*>(context),
-                                                                  std::size_t{0}, &input));
-    std::vector<std::int64_t> shape = ort::shape_of(api_, input, nullptr);
-    const auto channels = static_cast<std::int64_t>(product_.channels());
-    if (shape.empty() || shape.back() != channels) {
-      throw std::invalid_argument("the last axis of the input has " + (shape.empty() ? "no" : std::to_string(shape.back())) +
-                                  " channels, and K is " + std::to_string(channels));
-    }
-    shape.back() = static_cast<std::int64_t>(product_.columns());
-    std::size_t rows = 1;
-    for (std::size_t axis = 0; axis + 1 < shape.size(); ++axis) rows *= static_cast<std::size_t>(shape[axis]);
-    ort::Value* output = nullptr;
-    const std::int64_t* dims = shape.data();
-    ort::check(api_, api_.call<ort::slot::KernelContext_GetOutput>(context, std::size_t{0}, dims, shape.size(), &output));
-    if (rows == 0) return;
-    product_.run(ort::data_of(api_, input), rows, ort::mutable_data_of(api_, output), *scratch_,
+    const MatMulCall call = read_matmul_call(api_, context, product_.channels(), product_.columns());
+    if (call.rows == 0) return;
+    product_.run(call.in, call.rows, call.out, *scratch_,
                  [&](std::size_t count, const auto& task) { ort::parallel_for(api_, context, count, task); });
   }
 

@@ -25,6 +25,9 @@ struct RowsProblem {
   int levels;                       // largest code: 127 or 7
 };
 
+// Throws std::invalid_argument, in words for people, when the levels or the transform do not go with the rows.
+void check_rows(const RowsProblem& problem);
+
 // K rounded up to kRowAlignment: the least stride of codes.
 inline constexpr std::size_t rows_stride(std::size_t channels) {
   return (channels + kRowAlignment - 1) / kRowAlignment * kRowAlignment;

@@ -28,6 +28,7 @@ struct ShapeInferContext;
 struct Value;
 struct TensorInfo;  // OrtTensorTypeAndShapeInfo
 struct Allocator;
+struct MemoryInfo;
 struct CustomOp;
 struct OpAttribute;  // OrtOpAttr
 
@@ -46,7 +47,7 @@ enum ElementType : int {
 enum AttributeType : int { kAttributeInt = 1 };
 
 enum Characteristic : int { kRequired = 0, kOptional = 1, kVariadic = 2 };
-enum MemoryType : int { kDefaultMemory = 0 };
+enum MemoryType : int { kHostMemory = -2, kDefaultMemory = 0 };  // OrtMemTypeCPUInput, OrtMemTypeDefault
 
 struct ApiBase {
   const void* const* (GRAPHROT_ORT_CALL* GetApi)(std::uint32_t version);
@@ -71,6 +72,9 @@ struct ApiBase {
   SLOT(GetSymbolicDimensions, 63, Status*,                                                                     \
        (const TensorInfo* info, const char** names, std::size_t count))                                        \
   SLOT(GetTensorTypeAndShape, 65, Status*, (const Value* value, TensorInfo** out))                             \
+  SLOT(AllocatorAlloc, 75, Status*, (Allocator * allocator, std::size_t bytes, void** out))                    \
+  SLOT(AllocatorFree, 76, Status*, (Allocator * allocator, void* memory))                                      \
+  SLOT(AllocatorGetInfo, 77, Status*, (const Allocator* allocator, const MemoryInfo** out))                    \
   SLOT(GetAllocatorWithDefaultOptions, 78, Status*, (Allocator * *out))                                        \
   SLOT(KernelInfoGetAttribute_float, 85, Status*, (const KernelInfo* info, const char* name, float* out))      \
   SLOT(KernelInfoGetAttribute_int64, 86, Status*,                                                              \
@@ -82,8 +86,10 @@ struct ApiBase {
   SLOT(ReleaseStatus, 93, void, (Status * status))                                                             \
   SLOT(ReleaseValue, 96, void, (Value * value))                                                                \
   SLOT(ReleaseTensorTypeAndShapeInfo, 99, void, (TensorInfo * info))                                           \
+  SLOT(ReleaseAllocator, 132, void, (Allocator * allocator))                                                   \
   SLOT(KernelInfoGetAttributeArray_int64, 163, Status*,                                                        \
        (const KernelInfo* info, const char* name, std::int64_t* out, std::size_t* count))                      \
+  SLOT(KernelContext_GetGPUComputeStream, 193, Status*, (const KernelContext* context, void** out))            \
   SLOT(KernelInfo_GetInputCount, 230, Status*, (const KernelInfo* info, std::size_t* out))                     \
   SLOT(KernelInfo_GetInputName, 232, Status*,                                                                  \
        (const KernelInfo* info, std::size_t index, char* out, std::size_t* size))                              \
@@ -103,7 +109,10 @@ struct ApiBase {
        (const OpAttribute* attribute, AttributeType type, void* data, std::size_t bytes, std::size_t* out))    \
   SLOT(KernelContext_ParallelFor, 274, Status*,                                                                \
        (const KernelContext* context, void (*function)(void*, std::size_t), std::size_t total,                 \
-        std::size_t batches, void* user))
+        std::size_t batches, void* user))                                                                       \
+  SLOT(KernelContext_GetScratchBuffer, 277, Status*,                                                           \
+       (const KernelContext* context, const MemoryInfo* memory, std::size_t bytes, void** out))                \
+  SLOT(KernelInfoGetAllocator, 278, Status*, (const KernelInfo* info, MemoryType type, Allocator** out))
 
 // One type per slot, so that a call reads api.call<slot::ReleaseValue>(value).
 namespace slot {

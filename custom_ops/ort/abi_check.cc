@@ -52,6 +52,8 @@ static_assert(static_cast<int>(ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8) == graphrot::
 static_assert(static_cast<int>(ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32) == graphrot::ort::kInt32, "element types");
 static_assert(static_cast<int>(ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16) == graphrot::ort::kFloat16, "element types");
 static_assert(static_cast<int>(ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16) == graphrot::ort::kBFloat16, "element types");
+static_assert(static_cast<int>(OrtMemTypeCPUInput) == graphrot::ort::kHostMemory, "memory types");
+static_assert(static_cast<int>(OrtMemTypeDefault) == graphrot::ort::kDefaultMemory, "memory types");
 static_assert(sizeof(OrtErrorCode) == sizeof(int) && sizeof(ONNXTensorElementDataType) == sizeof(int), "enums are ints");
 
 }  // namespace

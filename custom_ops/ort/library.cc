@@ -7,10 +7,16 @@
 
 #include "attention/op.h"
 #include "common/isa.h"
+#include "cuda_build.h"
 #include "hadamard/op.h"
 #include "matmul/op.h"
 #include "ort/abi.h"
 #include "ort/glue.h"
+#if GRAPHROT_CUDA
+#include "attention/op_cuda.h"
+#include "hadamard/op_cuda.h"
+#include "matmul/op_cuda.h"
+#endif
 
 #if defined(_WIN32)
 #define GRAPHROT_EXPORT extern "C" __declspec(dllexport)
@@ -28,23 +34,53 @@ struct Registration {
   explicit Registration(const void* const* table)
       : key(table),
         api(table),
-        hadamard{HadamardOp(api, Element::kFloat), HadamardOp(api, Element::kHalf), HadamardOp(api, Element::kBFloat16)},
-        matmul{RotatedMatMulOp(api, Element::kFloat), RotatedMatMulOp(api, Element::kHalf),
-               RotatedMatMulOp(api, Element::kBFloat16)},
-        attention{RotatedAttentionOp(api, Element::kFloat), RotatedAttentionOp(api, Element::kHalf),
-                  RotatedAttentionOp(api, Element::kBFloat16)} {
+        hadamard(each<HadamardOp>(api)),
+        matmul(each<RotatedMatMulOp>(api)),
+        attention(each<RotatedAttentionOp>(api))
+#if GRAPHROT_CUDA
+        ,
+        cuda_hadamard(each<CudaHadamardOp>(api)),
+        cuda_matmul(each<CudaRotatedMatMulOp>(api)),
+        cuda_attention(each<CudaRotatedAttentionOp>(api))
+#endif
+  {
     ort::check(api, api.call<ort::slot::CreateCustomOpDomain>("graphrot", &domain));
-    const auto add = [&](const ort::CustomOp& op) { ort::check(api, api.call<ort::slot::CustomOpDomain_Add>(domain, &op)); };
-    for (const HadamardOp& op : hadamard) add(op);
-    for (const RotatedMatMulOp& op : matmul) add(op);
-    for (const RotatedAttentionOp& op : attention) add(op);
+    add(hadamard);
+    add(matmul);
+    add(attention);
+#if GRAPHROT_CUDA
+    add(cuda_hadamard);
+    add(cuda_matmul);
+    add(cuda_attention);
+#endif
+  }
+
+  template <class Op>
+  using Each = std::array<Op, kElementCount>;
+
+  template <class Op>
+  static Each<Op> each(const ort::Api& api) {
+    return {Op(api, Element::kFloat), Op(api, Element::kHalf), Op(api, Element::kBFloat16)};
+  }
+
+  template <class Op>
+  void add(const Each<Op>& ops) {
+    for (const Op& op : ops) {
+      const ort::CustomOp* const base = &op;
+      ort::check(api, api.call<ort::slot::CustomOpDomain_Add>(domain, base));
+    }
   }
 
   const void* key;
   ort::Api api;
-  std::array<HadamardOp, kElementCount> hadamard;
-  std::array<RotatedMatMulOp, kElementCount> matmul;
-  std::array<RotatedAttentionOp, kElementCount> attention;
+  Each<HadamardOp> hadamard;
+  Each<RotatedMatMulOp> matmul;
+  Each<RotatedAttentionOp> attention;
+#if GRAPHROT_CUDA
+  Each<CudaHadamardOp> cuda_hadamard;
+  Each<CudaRotatedMatMulOp> cuda_matmul;
+  Each<CudaRotatedAttentionOp> cuda_attention;
+#endif
   ort::CustomOpDomain* domain = nullptr;
 };
 
@@ -88,7 +124,8 @@ GRAPHROT_EXPORT const char* graphrot_isa() {
 }
 
 // What this build holds, for people and tools, as JSON:
-// {"isas": [{"name", "built", "available"}], "kernels": [{"op", "type"}]}. The text lives as long as the library.
+// {"isas": [{"name", "built", "available"}], "kernels": [{"op", "type"}], "cuda": {"built", "compiler", "architectures",
+// "reason"}}. Every kernel is there for the CPU and, where `cuda` is built, for CUDA. The text lives as long as the library.
 GRAPHROT_EXPORT const char* graphrot_describe() {
   using namespace graphrot;
   try {
@@ -108,7 +145,7 @@ GRAPHROT_EXPORT const char* graphrot_describe() {
                     element_name(static_cast<Element>(element)) + "\"}";
         }
       }
-      return result + "]}";
+      return result + "], \"cuda\": " + kCudaDescription + "}";
     }();
     return text.c_str();
   } catch (...) {

@@ -24,16 +24,10 @@ inline ElementType element_type(const CustomOp* op) {
   return kTypes[static_cast<int>(self(op).element)];
 }
 
-// The fields that are the same for every operator. `Kernel(api, info, element)` has api() and compute(context), and
-// kWhere, with which its errors start; it may throw std::invalid_argument, which gets the node's name.
+// The fields that make, run and drop kernels. `Kernel(api, info, element)` has api() and compute(context), and kWhere,
+// with which its errors start; it may throw std::invalid_argument, which gets the node's name.
 template <class Kernel>
-void fill(ElementOp* op) {
-  op->version = kApiVersion;
-  op->GetExecutionProviderType = [](const CustomOp*) -> const char* { return nullptr; };  // CPU
-  op->GetOutputType = [](const CustomOp* made, std::size_t) { return element_type(made); };
-  op->GetOutputTypeCount = [](const CustomOp*) { return std::size_t{1}; };
-  op->GetOutputCharacteristic = [](const CustomOp*, std::size_t) { return kRequired; };
-  op->GetInputMemoryType = [](const CustomOp*, std::size_t) { return kDefaultMemory; };
+void fill_kernel(ElementOp* op) {
   op->CreateKernelV2 = [](const CustomOp* made, const void* const* table, const KernelInfo* info, void** kernel) {
     const Api api(table);
     return guarded(api, Kernel::kWhere, [&] {
@@ -50,6 +44,18 @@ void fill(ElementOp* op) {
     return guarded(own->api(), Kernel::kWhere, [&] { own->compute(context); });
   };
   op->KernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
+}
+
+// The fields that are the same for every operator.
+template <class Kernel>
+void fill(ElementOp* op) {
+  fill_kernel<Kernel>(op);
+  op->version = kApiVersion;
+  op->GetExecutionProviderType = [](const CustomOp*) -> const char* { return nullptr; };  // CPU
+  op->GetOutputType = [](const CustomOp* made, std::size_t) { return element_type(made); };
+  op->GetOutputTypeCount = [](const CustomOp*) { return std::size_t{1}; };
+  op->GetOutputCharacteristic = [](const CustomOp*, std::size_t) { return kRequired; };
+  op->GetInputMemoryType = [](const CustomOp*, std::size_t) { return kDefaultMemory; };
   op->GetStartVersion = [](const CustomOp*) { return 1; };
   op->GetEndVersion = [](const CustomOp*) { return 1; };
 }

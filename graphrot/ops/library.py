@@ -77,7 +77,9 @@ def describe() -> dict[str, Any]:
 
     Returns:
         ``isas``: ``[{name, built, available}]``, best first; ``kernels``: ``[{op, type}]``; ``selected``: the name
-        of the instruction set that new kernels use (``GRAPHROT_ISA``, or the best available), or "invalid".
+        of the instruction set that new kernels use (``GRAPHROT_ISA``, or the best available), or "invalid";
+        ``cuda``: ``{built, compiler, architectures, reason}``, where ``reason`` says why the kernels are not there
+        for CUDA, too.
 
     Raises:
         EnvironmentProblem: there is no library, or it cannot be loaded.

@@ -4,14 +4,87 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from graphrot.ops.library import describe
 from graphrot.rotation.hadamard import sylvester
+from tests.bench.gpu_script import check_gpu_script
+
+
+class Mutant(NamedTuple):
+    """A kernel with one fault, the test that must fail, and a pattern of what the failure says."""
+
+    file: str
+    text: str
+    broken: str
+    test: str
+    said: str
+
+
+MUTANTS = (
+    Mutant(  # a barrier is missing between warps
+        "hadamard/cuda.cuh",
+        "  if (last) return;\n  __syncthreads();\n",
+        "  if (last) return;\n",
+        "test_cuda_hadamard",
+        "with no barrier in between|which was never written",
+    ),
+    Mutant(  # a shuffle's mask lacks lanes that call it
+        "hadamard/cuda.cuh",
+        "__shfl_xor_sync(kAllLanes, upper",
+        "__shfl_xor_sync(0x7fffffffu, upper",
+        "test_cuda_hadamard",
+        "with mask 0x7fffffff, which lacks its lane",
+    ),
+    Mutant(  # lanes are paired wrongly
+        "hadamard/cuda.cuh",
+        "swap_bits<4, 32>(x)",
+        "swap_bits<2, 32>(x)",
+        "test_cuda_hadamard",
+        "error <= tolerance",
+    ),
+    Mutant(  # copies to shared memory are not waited for
+        "attention/many_cuda.cu",
+        "    cp_async_wait<0>();\n",
+        "",
+        "test_cuda_attention",
+        "where a copy is under way",
+    ),
+    Mutant(  # lanes copy over what others of their warp have still to read
+        "attention/few_cuda.cu",
+        "    __syncwarp();  // the tile is there for all lanes, and none reads the other stage any more\n",
+        "",
+        "test_cuda_attention",
+        "which another thread read with no barrier in between",
+    ),
+    Mutant(  # a warp overwrites what others have still to read
+        "matmul/rows_cuda.cu",
+        "  __syncthreads();  // the results may be overwritten\n",
+        "",
+        "test_cuda_rows",
+        "with no barrier in between",
+    ),
+    Mutant(  # codes and weights are read while they are copied
+        "matmul/product_tile.cuh",
+        "    cp_async_wait<static_cast<int>(C::kStages) - 2>();\n",
+        "",
+        "test_cuda_product",
+        "where a copy is under way",
+    ),
+    Mutant(
+        "matmul/gemv_cuda.cu",
+        "    cp_async_wait<static_cast<int>(kDepth) - 2>();\n",
+        "",
+        "test_cuda_product",
+        "where a copy is under way",
+    ),
+)
 
 SOURCE = Path(__file__).resolve().parents[2] / "custom_ops"
 
@@ -26,23 +99,43 @@ def command(*arguments: str) -> str:
 def test_kernels_in_cpp(tmp_path: Path) -> None:
     for tool in ("cmake", "ctest", "ninja"):
         assert shutil.which(tool), f"{tool} is not on PATH; pip install '.[test]' brings it"
+    source, build = tmp_path / "source", tmp_path / "build"
+    shutil.copytree(SOURCE, source)
     command(
         "cmake",
         "-S",
-        str(SOURCE),
+        str(source),
         "-B",
-        str(tmp_path),
+        str(build),
         "-G",
         "Ninja",
         "-DGRAPHROT_TESTS=ON",
         "-DGRAPHROT_WERROR=ON",
         "-DGRAPHROT_BENCH=ON",
+        "-DGRAPHROT_CUDA=OFF",  # nvcc is no part of these tests
     )
-    command("cmake", "--build", str(tmp_path))
-    measure_loops(tmp_path / "bench" / "libgraphrot_measure.so")
-    printed = command("ctest", "--test-dir", str(tmp_path), "--output-on-failure")
+    command("cmake", "--build", str(build))
+    measure_loops(build / "bench" / "libgraphrot_measure.so")
+    printed = command("ctest", "--test-dir", str(build), "--output-on-failure")
     assert "100% tests passed" in printed  # newer versions leave the count of failures out
-    assert "out of 10" in printed
+    files = [*source.glob("tests/test_*.cc"), *source.glob("cuda_on_cpu/tests/test_*.cc")]
+    assert f"out of {len(files)}" in printed
+    check_gpu_script(build / "bench" / "libgraphrot_gpu_bench_on_cpu.so", tmp_path / "gpu")
+    for mutant in MUTANTS:
+        mutant_is_seen(source, build, mutant)
+
+
+def mutant_is_seen(source: Path, build: Path, mutant: Mutant) -> None:
+    """The test, which passed, fails once the kernel is broken, and says why."""
+    file = source / mutant.file
+    whole = file.read_text()
+    assert whole.count(mutant.text) == 1, f"{mutant.file} holds {mutant.text!r} {whole.count(mutant.text)} times"
+    file.write_text(whole.replace(mutant.text, mutant.broken))
+    command("cmake", "--build", str(build), "--target", mutant.test)
+    done = subprocess.run([build / "cuda_on_cpu" / mutant.test], capture_output=True, text=True, check=False)
+    assert done.returncode != 0, f"{mutant} is not seen"
+    assert re.search(mutant.said, done.stderr), f"{mutant}: {done.stderr[-2000:]}"
+    file.write_text(whole)
 
 
 def measure_loops(path: Path) -> None:

@@ -83,6 +83,7 @@ def test_errors_are_words(program: Path, runtime: str, models: dict[str, Path], 
         ([runtime, model, "--library", str(tmp_path / "none.so"), "1"], 1, "none.so"),
         ([runtime, model, "--count", "3"], 1, "at least one token"),
         ([runtime, model, "--config", "x", "1"], 1, "KEY=VALUE"),
+        ([runtime, model, "--cuda", "0", "1"], 1, "CUDA execution provider is not enabled"),
     ):
         done = command(str(program), *arguments)
         assert done.returncode == code, done.stderr
