@@ -185,14 +185,23 @@ def verify(
     *,
     text: str | Path | None = None,
     tokenizer: str | Path | None = None,
+    provider: str = "cpu",
     progress: Progress = silent,
 ) -> Verification:
     """Compare two models' logits; see :func:`graphrot.evaluate.verify.verify`. Either may be a model in memory."""
+    from graphrot.evaluate.device import provider_named
     from graphrot.evaluate.verify import verify as run
     from graphrot.model.interop import as_file
 
     with as_file(a) as first, as_file(b) as second:
-        return run(first, second, text=_path(text), tokenizer=_path(tokenizer), progress=progress)
+        return run(
+            first,
+            second,
+            text=_path(text),
+            tokenizer=_path(tokenizer),
+            provider=provider_named(provider),
+            progress=progress,
+        )
 
 
 def evaluate(
@@ -207,6 +216,7 @@ def evaluate(
     limit: int | None = None,
     record: bool = False,
     allow_overlap: bool = False,
+    provider: str = "cpu",
     progress: Progress = silent,
 ) -> Evaluation:
     """Perplexity of a model on the first ``windows`` windows of a text, agreement with another model, and tasks.
@@ -226,14 +236,16 @@ def evaluate(
         limit: items of each task, from its start; None: all.
         record: put the figures into the model's graphrot.json.
         allow_overlap: go on where the model was calibrated or learned on parts of the text, with a note.
+        provider: where model and reference run: ``cpu`` or ``cuda``.
         progress: told of each window, and of the tasks' requests.
 
     Raises:
         UsageError: a window of less than two tokens, nothing to measure, or an unknown task.
         InputRefused: model, text, tokenizer or a task cannot be used, the text is too short, or the model has seen it.
         CheckFailed: a model's answers are no numbers.
-        EnvironmentProblem: lm-eval is missing, or a task's data set cannot be had.
+        EnvironmentProblem: lm-eval is missing, a task's data set cannot be had, or the CUDA provider cannot be used.
     """
+    from graphrot.evaluate.device import provider_named
     from graphrot.measure import measure
 
     return measure(
@@ -247,6 +259,7 @@ def evaluate(
         limit=limit,
         record=record,
         allow_overlap=allow_overlap,
+        provider=provider_named(provider),
         progress=progress,
     )
 
@@ -260,6 +273,7 @@ def generate(
     chat: bool = False,
     library: bool = True,
     tokenizer: str | Path | None = None,
+    provider: str = "cpu",
     on_text: Callable[[str], None] | None = None,
 ) -> Generation:
     """Continue a prompt.
@@ -272,19 +286,22 @@ def generate(
         chat: put the prompt into the model's chat template.
         library: use the native library if it is installed; False: the functions in the file run.
         tokenizer: a folder with tokenizer.json; None: look beside the model.
+        provider: where it runs: ``cpu`` or ``cuda``.
         on_text: called with each piece of text as it comes.
 
     Raises:
         InputRefused: model or tokenizer cannot be used.
         CheckFailed: the model's answers are no numbers.
+        EnvironmentProblem: ONNX Runtime's CUDA provider cannot be used.
     """
+    from graphrot.evaluate.device import provider_named
     from graphrot.evaluate.generate import Sampling
     from graphrot.evaluate.generate import generate as run
     from graphrot.evaluate.session import open_decoder
     from graphrot.evaluate.text import find_tokenizer, foreign_notes
 
     path = Path(model)
-    decoder = open_decoder(path, library=None if library else False)
+    decoder = open_decoder(path, library=None if library else False, provider=provider_named(provider))
     words = find_tokenizer(_path(tokenizer), beside=(path,))
     sampling = None if greedy else Sampling()
     answer = run(decoder, words, prompt, max_new_tokens=max_new_tokens, sampling=sampling, chat=chat, on_text=on_text)
@@ -300,12 +317,14 @@ def bench(
     threads: int = 1,
     turns: int = 9,
     chart: str | Path | None = None,
+    provider: str = "cpu",
     progress: Progress = silent,
 ) -> Comparison:
     """Measure decoders side by side: tokens per second of prefill and decoding, and memory.
 
     All models run in every turn, in an order that rotates. Figures are medians with the 10th and 90th percentile;
-    ratios are to the first model, taken turn by turn. On one thread the time is that thread's CPU time, else wall time.
+    ratios are to the first model, taken turn by turn. On one thread of the CPU the time is that thread's CPU time, else
+    wall time.
 
     Args:
         models: folders that :func:`convert` or onnxruntime-genai's builder wrote, or .onnx files with a KV cache.
@@ -317,18 +336,21 @@ def bench(
         threads: of ONNX Runtime.
         turns: how often all is measured.
         chart: a PNG to draw speed, cache and memory by context into.
+        provider: where the models run: ``cpu`` or ``cuda``; memory is that of the host.
         progress: told of each turn.
 
     Raises:
         UsageError: no model, a number that is not positive, or a chart that cannot be written.
         InputRefused: a model is no decoder, has no cache, or does not take this batch, the prefill or any context.
-        EnvironmentProblem: there is no matplotlib for the chart, or no memory for a cache.
+        EnvironmentProblem: there is no matplotlib for the chart, no memory for a cache, or the CUDA provider cannot be
+            used.
     """
     from graphrot.bench.chart import check, draw
     from graphrot.bench.compare import bench as run
     from graphrot.bench.results import Settings
+    from graphrot.evaluate.device import provider_named
 
-    settings = Settings(prefill, decode, tuple(context), batch, threads, turns)
+    settings = Settings(prefill, decode, tuple(context), batch, threads, turns, provider_named(provider))
     if chart is not None:
         check(Path(chart))
     result = run([Path(model) for model in models], settings, progress=progress)

@@ -24,6 +24,9 @@ _STOCK_NOTE = (
     "GroupQueryAttention reads the quantized cache: this needs a recent ONNX Runtime (1.32 runs it, 1.20 does not load "
     "it), and takes a batch of more than one row only as a prompt without a past, or token by token"
 )
+_COUNTED_NOTE = (
+    "attention on CUDA counts the ones of attention_mask: padding must be on the right, behind a row's tokens"
+)
 _CHANGED_NOTE = "the key/value cache is {form}: caches of the source's type do not fit"
 
 
@@ -49,7 +52,7 @@ def find_sites(
         return AttentionSites()
     found = find_attention(model, facts.caches, progress=progress)
     if recipe.stock_cache:
-        found = _stock(found, recipe.kv_bits)
+        found = _stock(found, recipe.kv_bits, cuda=recipe.provider == "cuda")
     refused = "; ".join(_words(found.refused))
     if not found.sites:
         raise InputRefused(
@@ -68,9 +71,9 @@ def find_sites(
     return found
 
 
-def _stock(found: AttentionSites, bits: Literal[4, 8]) -> AttentionSites:
+def _stock(found: AttentionSites, bits: Literal[4, 8], *, cuda: bool) -> AttentionSites:
     """Without the sites where ONNX Runtime's own attention cannot stand."""
-    problems = {site.node: obstacle(site, bits) for site in found.sites}
+    problems = {site.node: obstacle(site, bits, cuda=cuda) for site in found.sites}
     refused = [
         Refusal("KV", site.node, site.op, problem, "kernels graphrot, whose attention takes any mask")
         for site in found.sites
@@ -94,6 +97,8 @@ def cache_notes(found: AttentionSites, recipe: Recipe, kind: str) -> tuple[str, 
     if kind in ("onnx", "object", "genai"):
         notes.append(_CHANGED_NOTE.format(form=f"{dtype} [batch, heads, tokens, {row}]"))
     notes.append(_STOCK_NOTE if recipe.stock_cache else _OURS_NOTE.format(bits=bits))
+    if recipe.stock_cache and recipe.provider == "cuda" and any(site.pads for site in found.sites):
+        notes.append(_COUNTED_NOTE)
     return tuple(notes)
 
 

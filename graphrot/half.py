@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from graphrot.analysis.types import Facts
 from graphrot.emit.half import narrow
+from graphrot.emit.half_rules import Provider
 from graphrot.errors import CheckFailed, InputRefused
 from graphrot.evaluate.compare import WINDOW, Reference, fitting, random_probes, text_probes
 from graphrot.evaluate.session import open_decoder
@@ -29,6 +30,12 @@ _BY_NAME = {name: dtype for dtype, name in HALVES.items()}
 CACHE_NOTE = "the key/value cache is {dtype}: caches of the source's type do not fit"
 MEMORY_NOTE = (
     "the file is in {dtype}; ONNX Runtime on CPU multiplies float weights in float32 and holds them so in memory"
+)
+
+
+TWIN_NOTE = (
+    "what was measured ran on the CPU, which has no bfloat16 kernels for most operators: the same model with casts to "
+    "float32 around them. The file itself runs on CUDA only"
 )
 
 
@@ -104,21 +111,32 @@ def half_types(
     return HalfTypes(dtype, ends, changed)
 
 
-def half_notes(types: HalfTypes, kind: str) -> tuple[str, ...]:
+def wanted_dtype(dtype: FloatName | None, provider: Provider, source: FloatTypes) -> FloatName | None:
+    """The type to ask for: the recipe's; for CUDA float16 where it names none, unless the source is bfloat16."""
+    if dtype is not None or provider == "cpu":
+        return dtype
+    return "bfloat16" if source.name == "bfloat16" else "float16"
+
+
+def half_notes(types: HalfTypes, kind: str, provider: Provider = "cpu") -> tuple[str, ...]:
     """What a user has to know about the types; a checkpoint, other than an ONNX ``kind``, has no cache to compare."""
     compared = types.changed_cache and kind in ("onnx", "object", "genai")
     notes = [CACHE_NOTE.format(dtype=types.dtype)] if compared else []
+    if provider == "cuda":
+        return (*notes, TWIN_NOTE) if types.dtype == "bfloat16" else tuple(notes)
     return (*notes, MEMORY_NOTE.format(dtype=types.dtype)) if types.half is not None else tuple(notes)
 
 
-def narrow_model(model: ir.Model, types: HalfTypes, folder: Path, *, progress: Progress) -> None:
-    """Narrow ``model`` in place to ``types``; its new weights lie in ``folder``.
+def narrow_model(
+    model: ir.Model, types: HalfTypes, folder: Path, *, provider: Provider = "cpu", progress: Progress
+) -> None:
+    """Narrow ``model`` in place to ``types``, for a provider; its new weights lie in ``folder``.
 
     Raises:
         InputRefused: a weight is too large for the type.
     """
     assert types.half is not None
-    narrow(model, types.half, types.ends, store=WeightStore(folder), progress=progress)
+    narrow(model, types.half, types.ends, store=WeightStore(folder), provider=provider, progress=progress)
 
 
 def measure_half(

@@ -69,7 +69,7 @@ class Job(Timed):
         from graphrot.cache import cache_names, cache_notes, find_sites
         from graphrot.emit.genai import genai_parts, restore_names
         from graphrot.emit.half_ends import restore_ends
-        from graphrot.half import half_notes, half_types, narrow_model
+        from graphrot.half import half_notes, half_types, wanted_dtype
         from graphrot.model.load import load_source, widened
         from graphrot.plan.replay import refuse_less, same_source
         from graphrot.prepare import opened_up, plan_for
@@ -90,7 +90,8 @@ class Job(Timed):
             source = opened_up(source, rotary=self.opens_attention)
             facts = analyze(source.model, progress=self.progress)
             sites = find_sites(source.model, facts, self.recipe, allow_partial=allow_partial, progress=self.progress)
-        types = half_types(source.model, facts, source.floats, self.recipe.dtype, cache_names(sites))
+        dtype = wanted_dtype(self.recipe.dtype, self.recipe.provider, source.floats)
+        types = half_types(source.model, facts, source.floats, dtype, cache_names(sites))
         self.recipe = self.recipe.model_copy(update={"dtype": types.dtype})
         choices: tuple[ChoicePart, ...] = ()
         with self.step("plan"):
@@ -136,16 +137,17 @@ class Job(Timed):
         if solved is not None and solved.known:
             self.notes += (f"resumed: {solved.known} groups of weights had been solved before",)
         half = None
+        tested = rotated
         if types.half is not None:
             with self.step("narrow"):
-                narrow_model(rotated, types, self.work.scratch / "narrowed", progress=self.progress)
+                tested = self._narrow(rotated, types)
                 if self.recipe.certificate is not None:
-                    half = self._measure(source, rotated, types, texts)
+                    half = self._measure(source, tested, types, texts)
         else:
             restore_ends(rotated, types.ends)
         if types.half is not None or (self.recipe.quantizes and self.recipe.certificate is not None):
             with self.step("check"):
-                self._try(rotated)
+                self._try(tested)
         report = build_manifest(
             source, rotated, self.recipe, chosen, certificate, done, facts, sites, self.seconds, types, half
         )
@@ -160,7 +162,8 @@ class Job(Timed):
         rotated.metadata_props.update(metadata(report, chosen))
         parts = genai_parts(self.recipe, rotated, source, texts.tokenizer_dir)
         restore_names(rotated, source)
-        notes = source.notes + texts.notes + self.notes + done.notes + half_notes(types, source.kind)
+        notes = source.notes + texts.notes + self.notes + done.notes
+        notes += half_notes(types, source.kind, self.recipe.provider)
         notes += cache_notes(sites, self.recipe, source.kind) + parts.notes
         return Converted(rotated, chosen, certificate, report, notes, texts.tokenizer_dir, beside=parts.beside)
 
@@ -315,6 +318,24 @@ class Job(Timed):
         self.longest = longest
         self.notes += (f"the model takes at most {longest} tokens at once: it was run on rows of so many",)
         return measure(longest)
+
+    def _narrow(self, model: ir.Model, types: HalfTypes) -> ir.Model:
+        """Narrow a model for its provider; returns what the CPU can run of it, the model itself if it can."""
+        from graphrot.emit.cuda.check import check_cuda
+        from graphrot.emit.cuda.lower import lower_for_cuda
+        from graphrot.half import narrow_model
+
+        folder, provider = self.work.scratch / "narrowed", self.recipe.provider
+        if provider == "cpu":
+            narrow_model(model, types, folder, progress=self.progress)
+            return model
+        lower_for_cuda(model)
+        twin = model.clone() if types.dtype == "bfloat16" else model
+        narrow_model(model, types, folder, provider=provider, progress=self.progress)
+        check_cuda(model)
+        if twin is not model:
+            narrow_model(twin, types, folder / "twin", progress=self.progress)
+        return twin
 
     def _measure(self, source: Source, narrowed: ir.Model, types: HalfTypes, texts: Texts) -> HalfError:
         from graphrot.evaluate.certificate import TEXT_TOKENS

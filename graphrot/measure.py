@@ -16,6 +16,7 @@ from graphrot.progress import Progress, silent
 if TYPE_CHECKING:
     import numpy as np
 
+    from graphrot.evaluate.device import Provider
     from graphrot.evaluate.session import DecoderSession
     from graphrot.report.parts import EvaluationPart
 
@@ -68,6 +69,7 @@ def measure(
     limit: int | None = None,
     record: bool = False,
     allow_overlap: bool = False,
+    provider: Provider = "cpu",
     progress: Progress = silent,
 ) -> Evaluation:
     """Measure a model; see :func:`graphrot.evaluate`."""
@@ -100,7 +102,7 @@ def measure(
             why="convert writes it beside its models",
             do="name a model that convert wrote, or leave --record out",
         )
-    decoder = open_decoder(model)
+    decoder = open_decoder(model, provider=provider)
     words = find_tokenizer(tokenizer, beside=(model,))
     found = Evaluation(notes=foreign_notes(words, decoder.vocabulary))
     overlapping: tuple[str, ...] = ()
@@ -108,7 +110,7 @@ def measure(
         tokens = encode_file(text, tokenizer, beside=(model,), vocabulary=decoder.vocabulary)
         if manifest is not None:
             overlapping = _overlap(manifest, tokens[: window * windows], text, allow=allow_overlap)
-        found = _on_text(decoder, tokens, window, windows, reference, progress, found)
+        found = _on_text(decoder, tokens, window, windows, reference, provider, progress, found)
     if tasks:
         answers = HarnessModel(decoder, words, progress=progress)
         found = replace(found, tasks=run_tasks(answers, tasks, limit=limit, progress=progress))
@@ -146,6 +148,7 @@ def _on_text(
     window: int,
     windows: int,
     reference: Path | None,
+    provider: Provider,
     progress: Progress,
     found: Evaluation,
 ) -> Evaluation:
@@ -157,7 +160,8 @@ def _on_text(
         alone = perplexity(decoder, tokens, window=window, windows=windows, progress=progress)
         return replace(found, perplexity=alone.perplexity, tokens=alone.tokens, window=window, windows=windows)
     cut(tokens, window=window, windows=windows)  # refused before the reference is loaded
-    both = agreement(decoder, open_decoder(reference), tokens, window=window, windows=windows, progress=progress)
+    other = open_decoder(reference, provider=provider)
+    both = agreement(decoder, other, tokens, window=window, windows=windows, progress=progress)
     return replace(
         found,
         perplexity=both.model.perplexity,

@@ -130,6 +130,7 @@ def quantize(
             activations=activations,
             float16=float16,
             kernels=recipe.kernels,
+            provider=recipe.provider,
         )
     else:
         report = emit_portable(model, linears=written, tables=tables.records, activations=activations, float16=float16)
@@ -229,7 +230,8 @@ def _store_cache(
         return
     assert recipe.kv_scales is not None
     pairs = {node: (found.key, found.value) for node, found in scales.items()}
-    QuantizeGrouped(plan, sites, bits=bits, per=recipe.kv_scales, scales=pairs)(model)
+    cuda = recipe.provider == "cuda"
+    QuantizeGrouped(plan, sites, bits=bits, per=recipe.kv_scales, scales=pairs, cuda=cuda)(model)
 
 
 def _table_grid(bits: Literal[4, 8], recipe: Recipe) -> WeightGrid:

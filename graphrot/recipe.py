@@ -62,7 +62,6 @@ _FORM = "write one field a line, such as 'weights: int4'"
 """What to do about a recipe file that is none."""
 
 UNAVAILABLE: tuple[tuple[str, frozenset[Any], str, str], ...] = (
-    ("provider", frozenset({"cuda"}), "the cuda provider is not available in this version", "use cpu"),
     ("certificate", frozenset({"layers"}), "the layer-by-layer certificate is not available in this version",
      "use full or off"),
 )  # fmt: skip
@@ -102,8 +101,10 @@ class Recipe(BaseModel):
     solver: Solver | None = None
     target: Literal["portable", "ort", "genai"] = "ort"
     provider: Literal["cpu", "cuda"] = "cpu"
+    """Where the model is to run: of a file for ``cuda`` every node has a CUDA kernel."""
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
-    """Type of weights, activations and cache; None: float32 for a checkpoint, an ONNX model's own type for that."""
+    """Type of weights, activations and cache; None: float32 for a checkpoint, an ONNX model's own type for that; for
+    ``cuda`` float16, unless an ONNX model is bfloat16."""
     kernels: Literal["graphrot", "ort"] = "graphrot"
     """Target ort, linears whose input is rounded, and attention over a quantized cache: graphrot's own operators, or
     those of ONNX Runtime."""
@@ -197,6 +198,12 @@ class Recipe(BaseModel):
             for part in value if isinstance(value, tuple) else (value,):
                 if part in values:
                     raise _refuse(f"{field} {part}: {reason}", field, do)
+        if self.provider == "cuda" and self.dtype == "float32":
+            raise _refuse(
+                "dtype float32 is not written for provider cuda, whose attention and matmuls are half kernels",
+                "dtype",
+                "use float16 or bfloat16, or leave dtype out",
+            )
         self._check_rotations()
         self._check_weights()
         self._check_cache()

@@ -48,7 +48,7 @@ def bench(models: Sequence[Path], settings: Settings, *, progress: Progress = si
     contenders = []
     for done, model in enumerate(models):
         progress("loading", done, len(models))
-        contenders.append(Contender(model, threads=settings.threads, batch=settings.batch))
+        contenders.append(_contender(model, settings))
     vocabulary = min(contender.vocabulary for contender in contenders)
     tokens = np.random.default_rng(0).integers(0, vocabulary, max(settings.prefill, settings.decode))
     prefill = _rates(
@@ -64,7 +64,7 @@ def bench(models: Sequence[Path], settings: Settings, *, progress: Progress = si
         if all(rates[CPU][index] is None for rates in decode.values()):
             raise refusals[index, settings.contexts[0]]
     memory = _memory([contender.model for contender in contenders], settings, progress)
-    clock = CPU if settings.threads == 1 else WALL
+    clock = CPU if settings.exact else WALL
 
     def speeds(index: int, clock: int) -> Speeds:
         return Speeds(prefill[clock][index], {context: rates[clock][index] for context, rates in decode.items()})
@@ -81,6 +81,14 @@ def bench(models: Sequence[Path], settings: Settings, *, progress: Progress = si
         )  # fmt: skip
     record["machine"]["load_after"] = machine.load()
     return Comparison(settings, tuple(results), _notes(contenders, results, refusals, settings), record)
+
+
+def _contender(model: Path, settings: Settings) -> Contender:
+    return Contender(model, threads=settings.threads, batch=settings.batch, provider=settings.provider)
+
+
+def _job(model: Path, settings: Settings, libraries: tuple[str, ...], context: int | None = None) -> Job:
+    return Job(str(model), settings.prefill, settings.batch, settings.threads, libraries, context, settings.provider)
 
 
 def _rates(
@@ -128,7 +136,7 @@ def _contexts(contender: Contender, taken: Sequence[int], settings: Settings, pr
     peaks: dict[int, int | None] = dict.fromkeys(settings.contexts)
     for done, context in enumerate(taken):
         progress("memory by context", done, len(taken))
-        job = Job(str(contender.model), settings.prefill, settings.batch, settings.threads, libraries, context)
+        job = _job(contender.model, settings, libraries, context)
         peaks[context] = peak_rss_bytes(job)
     sizes = {context: contender.cache_bytes(context) for context in settings.contexts}
     return Contexts(contender.in_place, sizes, peaks)
@@ -140,7 +148,7 @@ def _memory(models: Sequence[Path], settings: Settings, progress: Progress) -> l
     found: list[list[int]] = []
     for turn in range(runs):
         progress("memory", turn, runs)
-        jobs = [Job(str(model), settings.prefill, settings.batch, settings.threads, libraries) for model in models]
+        jobs = [_job(model, settings, libraries) for model in models]
         peaks = [peak_rss_bytes(job) for job in jobs]
         known = [peak for peak in peaks if peak is not None]
         if len(known) < len(models):
@@ -153,7 +161,9 @@ def _notes(
     contenders: Sequence[Contender], results: Sequence[Result], refusals: Refusals, settings: Settings
 ) -> tuple[str, ...]:
     notes = []
-    if settings.threads > 1:
+    if settings.provider == "cuda":
+        notes.append("on CUDA figures are in wall time, with logits left on the GPU, and memory is the host's alone")
+    elif settings.threads > 1:
         notes.append("more than one thread: figures are in wall time, which other programs disturb")
     sizes = sorted({contender.vocabulary for contender in contenders})
     if len(sizes) > 1:

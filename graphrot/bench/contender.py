@@ -10,6 +10,7 @@ import numpy as np
 
 from graphrot.bench.timing import Stopwatch
 from graphrot.errors import InputRefused
+from graphrot.evaluate.device import Provider
 from graphrot.evaluate.session import Cache, DecoderSession
 
 GENAI = "onnxruntime-genai"
@@ -65,15 +66,16 @@ class Contender:
         model: see :func:`find_file`.
         threads: of ONNX Runtime.
         batch: rows.
+        provider: where it runs.
 
     Raises:
         InputRefused: it is no decoder, has no KV cache, or takes another batch only.
     """
 
-    def __init__(self, model: Path, *, threads: int, batch: int) -> None:
+    def __init__(self, model: Path, *, threads: int, batch: int, provider: Provider = "cpu") -> None:
         self.model = model
         self.path, self.kind = find_file(model)
-        self.decoder = DecoderSession(self.path, threads=threads)
+        self.decoder = DecoderSession(self.path, threads=threads, provider=provider)
         if not self.decoder.has_cache:
             raise InputRefused(
                 "The model has no KV cache",

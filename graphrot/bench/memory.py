@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from graphrot.errors import EnvironmentProblem, InputRefused
 
@@ -29,6 +30,7 @@ class Job:
     threads: int
     libraries: Sequence[str] = ()
     context: int | None = None
+    provider: Literal["cpu", "cuda"] = "cpu"
 
 
 def peak_rss_bytes(job: Job) -> int | None:
@@ -81,7 +83,7 @@ def main() -> None:
 
     job = Job(**json.load(sys.stdin))
     with custom_ops(*job.libraries):
-        contender = Contender(Path(job.model), threads=job.threads, batch=job.batch)
+        contender = Contender(Path(job.model), threads=job.threads, batch=job.batch, provider=job.provider)
     if job.context is None:
         bound = contender.decoder.bind(np.zeros((job.batch, job.prefill), dtype=np.int64))
         bound.run()

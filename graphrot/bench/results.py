@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from graphrot.bench.timing import Measured
 from graphrot.errors import UsageError
@@ -20,6 +20,7 @@ class Settings:
         batch: equal rows.
         threads: of ONNX Runtime, inside of an operator.
         turns: how often all is measured.
+        provider: where the models run.
 
     Raises:
         UsageError: one of these is not positive, or there is no context.
@@ -31,6 +32,7 @@ class Settings:
     batch: int = 1
     threads: int = 1
     turns: int = 9
+    provider: Literal["cpu", "cuda"] = "cpu"
 
     def __post_init__(self) -> None:
         for name in ("prefill", "decode", "batch", "threads", "turns"):
@@ -43,9 +45,14 @@ class Settings:
             )
 
     @property
+    def exact(self) -> bool:
+        """Whether all work is the calling thread's, whose CPU time is exact."""
+        return self.threads == 1 and self.provider == "cpu"
+
+    @property
     def clock(self) -> str:
-        """What the figures are in: on one thread all work is the calling thread's, and its CPU time is exact."""
-        return "thread cpu" if self.threads == 1 else "wall"
+        """What the figures are in."""
+        return "thread cpu" if self.exact else "wall"
 
 
 @dataclass(frozen=True)
@@ -144,6 +151,7 @@ class Comparison:
             "context": list(settings.contexts),
             "batch": settings.batch,
             "threads": settings.threads,
+            "provider": settings.provider,
             "turns": settings.turns,
             "clock": settings.clock,
             "models": [result.to_dict() for result in self.models],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphrot.cli.options import CustomOps
+from graphrot.cli.options import CustomOps, Provider
 from graphrot.cli.output import print_json
 from graphrot.cli.progress import StepBars
 from graphrot.errors import UsageError
@@ -38,6 +38,7 @@ def bench(
     chart: Annotated[
         Path | None, typer.Option(metavar="X.png", help="Draw speed, cache and memory by context (extra: chart).")
     ] = None,
+    provider: Provider = "cpu",
     libraries: CustomOps = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -56,6 +57,7 @@ def bench(
             threads=threads,
             turns=turns,
             chart=chart,
+            provider=provider,
             progress=bars,
         )
     for note in result.notes:

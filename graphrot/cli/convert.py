@@ -117,13 +117,19 @@ def convert(
         ),
     ] = None,
     provider: Annotated[
-        str | None, typer.Option(metavar="cpu", help="Where the model will run.", rich_help_panel=RECIPE)
+        str | None,
+        typer.Option(
+            metavar="cpu|cuda",
+            help="Where the model will run; cuda: float16 or bfloat16, and every node has a CUDA kernel.",
+            rich_help_panel=RECIPE,
+        ),
     ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
             metavar="float32|float16|bfloat16",
-            help="Type of what stays float, and of the cache (default: float32, or an .onnx source's own).",
+            help="Type of what stays float, and of the cache (default: float32, or an .onnx source's own; float16 for "
+            "cuda).",
             rich_help_panel=RECIPE,
         ),
     ] = None,

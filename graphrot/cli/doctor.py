@@ -27,6 +27,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
                 "providers": facts.providers,
                 "isa": facts.described.get("selected"),
                 "kernels": facts.described.get("kernels", []),
+                "cuda": facts.described.get("cuda"),
             }
         )
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphrot.cli.options import CustomOps
+from graphrot.cli.options import CustomOps, Provider
 from graphrot.cli.output import print_json
 from graphrot.cli.progress import StepBars
 
@@ -39,6 +39,7 @@ def evaluate(
     allow_overlap: Annotated[
         bool, typer.Option("--allow-overlap", help="Go on where the model was calibrated on parts of the text.")
     ] = False,
+    provider: Provider = "cpu",
     libraries: CustomOps = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -58,6 +59,7 @@ def evaluate(
             tokenizer=tokenizer,
             record=record,
             allow_overlap=allow_overlap,
+            provider=provider,
             progress=bars,
         )
     for note in result.notes:

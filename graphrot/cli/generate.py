@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from graphrot.cli.options import CustomOps
+from graphrot.cli.options import CustomOps, Provider
 from graphrot.cli.output import print_json
 
 
@@ -22,6 +22,7 @@ def generate(
         bool, typer.Option("--no-library", help="Do not register the native library; functions run instead.")
     ] = False,
     tokenizer: Annotated[Path | None, typer.Option(help="Folder with tokenizer.json.")] = None,
+    provider: Provider = "cpu",
     libraries: CustomOps = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON when done, instead of streaming.")] = False,
 ) -> None:
@@ -42,6 +43,7 @@ def generate(
             chat=chat,
             library=not no_library,
             tokenizer=tokenizer,
+            provider=provider,
             on_text=None if as_json else stream,
         )
     for note in result.notes:

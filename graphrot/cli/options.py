@@ -16,6 +16,11 @@ CustomOps = Annotated[
     ),
 ]
 
+Provider = Annotated[
+    str,
+    typer.Option(metavar="cpu|cuda", help="Where the model runs: the CPU, or ONNX Runtime's CUDA provider."),
+]
+
 RECIPE = "Recipe"
 """The panel of options that replace fields of the recipe."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from graphrot.doctor.facts import Facts, Run
 from graphrot.doctor.ranges import (
     BELOW_FOR_CUDA,
+    CAPABILITY,
     CORE,
     EIGHT_BIT_RUNTIME,
     EXTRAS,
@@ -181,6 +183,18 @@ def _cuda(facts: Facts) -> Iterator[Check]:
             f"pip install 'onnxruntime-gpu[cuda,cudnn]=={facts.runtime}'",
             essential=False,
         )
+    if facts.gpu is not None and facts.gpu.capability:
+        yield _check(
+            "CUDA device",
+            CAPABILITY.holds(facts.gpu.capability),
+            f"{facts.gpu.name} has compute capability {facts.gpu.capability} (graphrot's CUDA kernels: {CAPABILITY})",
+            "use a GPU of the Ampere generation or later, or convert with --kernels ort",
+            essential=False,
+        )
+    answer = facts.cuda_answer
+    if answer is not None:
+        detail = "a session with the CUDA provider runs" if answer.works else f"onnxruntime says: {answer.said}"
+        yield _check("CUDA session", answer.works, detail, answer.fix, essential=False)
 
 
 def _driver(facts: Facts) -> Check:
@@ -219,6 +233,8 @@ def _library(facts: Facts) -> Iterator[Check]:
     impossible = selected == "invalid"
     asked = f"GRAPHROT_ISA={facts.isa_wanted} is none of them" if impossible else f"in use: {selected}"
     yield _check("instruction sets", not impossible, seen + asked, "unset GRAPHROT_ISA")
+    if facts.packages.get("onnxruntime-gpu") or facts.cuda_build:
+        yield _cuda_kernels(facts.described.get("cuda") or {})
     if facts.runtime is not None:
         detail = facts.registers or f"onnxruntime {facts.runtime} takes it"
         yield _check(
@@ -227,6 +243,20 @@ def _library(facts: Facts) -> Iterator[Check]:
             detail,
             f"pip install -U '{facts.runtime_package or 'onnxruntime'}{RUNTIME}' && {REINSTALL}",
         )
+
+
+def _cuda_kernels(built: Mapping[str, Any]) -> Check:
+    """The CUDA part of the native library, which a GPU wheel can use."""
+    reason = built.get("reason") or "it was built before there were any"
+    architectures = ", ".join(f"sm_{number}" for number in built.get("architectures", ()))
+    detail = f"in the library, by nvcc {built.get('compiler')} for {architectures}"
+    return _check(
+        "CUDA kernels",
+        built.get("built") is True,
+        detail if built.get("built") is True else f"not in the native library: {reason}",
+        "pip install nvidia-cuda-nvcc nvidia-cuda-cccl, or put nvcc into PATH, and " + REINSTALL,
+        essential=False,
+    )
 
 
 def _runs(facts: Facts) -> Iterator[Check]:

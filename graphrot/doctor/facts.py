@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
+from graphrot.doctor.cuda import CUDA, CudaAnswer, ask_cuda
 from graphrot.doctor.ranges import CORE, EXTRAS, OTHERS, RUNTIME_PACKAGES
 
 _PROBE_SECONDS = 180
@@ -20,11 +21,13 @@ _PROBE_SECONDS = 180
 
 @dataclass(frozen=True)
 class Gpu:
-    """What ``nvidia-smi`` says: the first GPU's name, the driver, and the newest CUDA that the driver runs."""
+    """What ``nvidia-smi`` says: the first GPU's name, the driver, the newest CUDA that the driver runs, and the GPU's
+    compute capability (empty: an old tool does not tell)."""
 
     name: str
     driver: str
     cuda: str
+    capability: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Facts:
         cuda_build: the CUDA version that the runtime was built for; empty: built without.
         providers: what the runtime offers.
         cuda_missing: shared libraries that its CUDA provider needs and that are not found.
+        cuda_answer: what it says when it is asked for a session on CUDA; None: it was not asked.
         library: path of the native library; None: not found or not loadable, see ``library_failure``.
         described: what :func:`graphrot.ops.library.describe` returns.
         registers: None: the runtime takes the library; else its words.
@@ -65,6 +69,7 @@ class Facts:
     cuda_build: str = ""
     providers: tuple[str, ...] = ()
     cuda_missing: tuple[str, ...] = ()
+    cuda_answer: CudaAnswer | None = None
     library: str | None = None
     library_failure: str | None = None
     described: dict[str, Any] = field(default_factory=dict)
@@ -88,6 +93,7 @@ def gather() -> Facts:
         python=platform.python_version(),
         packages={name: _version(name) for name in names},
         gpu=_gpu(),
+        cuda_answer=ask_cuda() if CUDA in seen["providers"] else None,
         isa_wanted=os.environ.get("GRAPHROT_ISA", ""),
         **seen,
     )
@@ -125,12 +131,17 @@ def _gpu() -> Gpu | None:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
-    asked = [tool, "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    try:
-        listed = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60).stdout
-        table = subprocess.run([tool], capture_output=True, text=True, check=True, timeout=60).stdout
-    except (OSError, subprocess.SubprocessError):
+    listed, table = _say(tool, "--query-gpu=name,driver_version", "--format=csv,noheader"), _say(tool)
+    if listed is None or table is None:
         return None
     name, _, driver = (listed.strip().splitlines() or [""])[0].partition(", ")
     cuda = re.search(r"CUDA Version:\s*(\d+\.\d+)", table)
-    return Gpu(name, driver, cuda[1] if cuda else "") if name else None
+    capability = re.match(r"\d+\.\d+", _say(tool, "--query-gpu=compute_cap", "--format=csv,noheader") or "")
+    return Gpu(name, driver, cuda[1] if cuda else "", capability[0] if capability else "") if name else None
+
+
+def _say(*command: str) -> str | None:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None

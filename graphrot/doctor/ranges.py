@@ -64,5 +64,7 @@ RUNTIME_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "o
 """Distributions that all fill the folder ``onnxruntime``."""
 OTHERS = ("onnx-graphsurgeon", "huggingface-hub")
 """Shown with their versions, and required by nothing."""
+CAPABILITY = Range("8.0")
+"""Of a GPU, for graphrot's CUDA kernels: Ampere and later."""
 BELOW_FOR_CUDA = {"12": "1.27"}
 """CUDA of the driver -> the first onnxruntime-gpu on the index that asks for a newer one."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from graphrot.emit.genai_config import made_config
+from graphrot.emit.genai_config import made_config, provider_options
 from graphrot.emit.genai_model import Caches, caches_of
 from graphrot.emit.genai_tokenizer import mended_config
 from graphrot.errors import InputRefused, UsageError
@@ -116,9 +116,9 @@ def genai_parts(recipe: Recipe, model: ir.Model, source: Source, tokenizer_dir: 
     made, caches = _Made(), caches_of(model)
     genai = read_genai(folders[0]) if is_genai_folder(folders[0]) else None
     if genai is None:
-        config = made_config(model, caches, folders[0], tokenizer_dir)
+        config = made_config(model, caches, folders[0], tokenizer_dir, provider=recipe.provider)
     else:
-        config = _changed(genai, caches, made)
+        config = _changed(genai, caches, recipe.provider, made)
         made.copies.update({file.name: file for file in genai.carried()})
     if genai is None or tokenizer_dir != genai.folder:
         made.copies.update({file.name: file for file in tokenizer_files(tokenizer_dir)})
@@ -134,7 +134,7 @@ def restore_names(model: ir.Model, source: Source) -> None:
     rename_ends(model, source.names)
 
 
-def _changed(source: GenaiFolder, caches: Caches, made: _Made) -> dict[str, Any]:
+def _changed(source: GenaiFolder, caches: Caches, provider: str, made: _Made) -> dict[str, Any]:
     """The source's config, as it has to be for the converted model."""
     config: dict[str, Any] = copy.deepcopy(dict(source.config))
     decoder = config["model"]["decoder"]
@@ -142,10 +142,15 @@ def _changed(source: GenaiFolder, caches: Caches, made: _Made) -> dict[str, Any]
     if caches.width is not None:
         decoder["head_size"] = caches.width
     options = decoder.setdefault("session_options", {})
-    providers = [next(iter(entry), "") for entry in options.get("provider_options") or [] if isinstance(entry, Mapping)]
-    if providers:
-        options["provider_options"] = []
-        made.notes.append(f"the model is for the CPU: {', '.join(providers)} is no longer in {CONFIG}")
+    entries = [entry for entry in options.get("provider_options") or [] if isinstance(entry, Mapping)]
+    kept = [entry for entry in entries if provider in entry]
+    dropped = [next(iter(entry), "") for entry in entries if entry not in kept]
+    wanted = kept or provider_options(provider)
+    if entries or wanted:
+        options["provider_options"] = wanted
+    if dropped:
+        place = {"cpu": "the CPU", "cuda": "CUDA"}[provider]
+        made.notes.append(f"the model is for {place}: {', '.join(dropped)} is no longer in {CONFIG}")
     search = config.setdefault("search", {})
     if search.get("past_present_share_buffer") and not caches.shared:
         search["past_present_share_buffer"] = False

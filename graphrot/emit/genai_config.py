@@ -25,7 +25,14 @@ _SEARCH = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0}
 """What generation_config.json may change, as in onnxruntime-genai's own builder."""
 
 
-def made_config(model: ir.Model, caches: Caches, folder: Path, tokenizer: Path) -> dict[str, Any]:
+def provider_options(provider: str) -> list[dict[str, Any]]:
+    """What a config says of the provider: nothing for the CPU."""
+    return [] if provider == "cpu" else [{provider: {}}]
+
+
+def made_config(
+    model: ir.Model, caches: Caches, folder: Path, tokenizer: Path, *, provider: str = "cpu"
+) -> dict[str, Any]:
     """The content of genai_config.json.
 
     Args:
@@ -33,6 +40,7 @@ def made_config(model: ir.Model, caches: Caches, folder: Path, tokenizer: Path) 
         caches: its caches.
         folder: holds config.json, and generation_config.json if there is one.
         tokenizer: the tokenizer's folder.
+        provider: ``cpu`` or ``cuda``.
 
     Raises:
         InputRefused: a file does not parse, or does not say which token ends a text or how long it may be.
@@ -52,7 +60,7 @@ def made_config(model: ir.Model, caches: Caches, folder: Path, tokenizer: Path) 
     inputs, outputs = [v.name for v in model.graph.inputs], {v.name: v for v in model.graph.outputs}
     plain = {name: name for name in (TOKENS, MASK, POSITIONS) if name in inputs}
     decoder: dict[str, Any] = {
-        "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
+        "session_options": {"log_id": "onnxruntime-genai", "provider_options": provider_options(provider)},
         "filename": "model.onnx",
         "head_size": caches.width,
         "inputs": {**plain, "past_key_names": caches.past[0], "past_value_names": caches.past[1]},

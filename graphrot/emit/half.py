@@ -3,9 +3,10 @@
 ``half_states`` decides what is kept in half and what runs in float32. Here the graph is rewritten:
 
 * weights are stored in half, rounded once (those that a rotation touched, from float64);
-* a float16 node without a kernel is left to the runtime, which computes it in float32. bfloat16 nodes
-  have hardly any kernels on the CPU: they get casts around them, except where a value would only
-  be rounded on its way from one float32 operator to the next;
+* a float16 node without a kernel on the CPU is left to the runtime, which computes it in float32. bfloat16 nodes
+  have hardly any kernels there: they get casts around them, except where a value would only
+  be rounded on its way from one float32 operator to the next. So do, of either type, those without one in ONNX
+  Runtime's CUDA provider, for which the runtime would leave the GPU;
 * what leaves float32 and may hold numbers beyond half, such as a mask, is limited first.
 """
 
@@ -16,8 +17,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
+from graphrot.emit.cuda.kernels import cuda_kernels
 from graphrot.emit.half_constants import Constants
-from graphrot.emit.half_rules import has_kernel, kind_of, reads_any_type
+from graphrot.emit.half_rules import Provider, has_kernel, kind_of, reads_any_type
 from graphrot.emit.half_states import States, assign, has_graph, limits
 from graphrot.folded import used_names
 from graphrot.graph import WeightStore, add_initializer, drop_unused_initializers, read_constant, unique_name
@@ -34,6 +36,7 @@ def narrow(
     ends: Mapping[str, ir.DataType],
     *,
     store: WeightStore,
+    provider: Provider = "cpu",
     progress: Progress = silent,
 ) -> None:
     """Rewrite ``model`` in place.
@@ -43,6 +46,7 @@ def narrow(
         half: FLOAT16 or BFLOAT16.
         ends: types of graph inputs and outputs by name; float ones that are not named stay float32.
         store: where the narrowed weights go.
+        provider: whose kernels decide which nodes run in half.
         progress: told of each weight.
 
     Raises:
@@ -51,7 +55,7 @@ def narrow(
     model.graph.sort()
     forget_shapes(model)
     _lift_constants(model)
-    states = assign(model, half, dict(ends))
+    states = assign(model, half, dict(ends), provider)
     _Narrowing(model, states, dict(ends), store, progress).run()
     drop_unused_initializers(model)
     model.graph.sort()
@@ -78,6 +82,7 @@ class _Narrowing:
         self.model = model
         self.states = states
         self.half = states.half
+        self.opset = model.opset_imports.get("", 1)
         self.ends = ends
         self.names = used_names(model) | {node.name for node in model.graph if node.name}
         self.runs_half: set[ir.Node] = set()
@@ -111,7 +116,7 @@ class _Narrowing:
         data = [v for v in node.inputs if v in self.states.floats and v not in self.states.constants]
         # What has not been rounded yet moves on as it is.
         loose = bool(data) and all(self._is_loose(value, node) for value in data)
-        if node in self.states.in_half and has_kernel(node, self.half) and not (kind_of(node) == "move" and loose):
+        if node in self.states.in_half and self._has_kernel(node) and not (kind_of(node) == "move" and loose):
             self.runs_half.add(node)
         made = self.half if node in self.runs_half else _FLOAT
         for output in node.outputs:
@@ -119,6 +124,21 @@ class _Narrowing:
                 self.types[output] = made
         if made == _FLOAT and kind_of(node) == "move" and data and all(self._is_rounded(value) for value in data):
             self.exact.update(node.outputs)
+
+    def _has_kernel(self, node: ir.Node) -> bool:
+        """Whether a node runs in half by itself, where the model is for."""
+        if self.states.provider == "cpu":
+            return has_kernel(node, self.half)
+
+        def dtype(value: ir.Value | None, *, single: bool) -> ir.DataType | None:
+            if value is None or not value.name or value not in self.states.floats:
+                return None
+            return _FLOAT if single else self.half
+
+        kept = self.states.keeps_float32
+        inputs = [dtype(value, single=kept(node, index)) for index, value in enumerate(node.inputs)]
+        outputs = [dtype(value, single=False) for value in node.outputs]
+        return cuda_kernels().serves(node, self.opset, inputs, outputs)
 
     def _is_loose(self, value: ir.Value, reader: ir.Node) -> bool:
         """A half value that is still float32, and that only ``reader`` reads, element by element."""

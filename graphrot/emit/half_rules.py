@@ -15,6 +15,8 @@ import onnx_ir as ir
 from graphrot.model.floats import is_standard
 
 Kind = Literal["move", "product", "wide", "elements"]
+Provider = Literal["cpu", "cuda"]
+"""Where a model is to run."""
 
 _MOVE = frozenset(
     "Cast Compress Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Pad Reshape "

@@ -22,6 +22,7 @@ import onnx_ir as ir
 
 from graphrot.emit.half_rules import (
     LOOKUPS,
+    Provider,
     is_rotated_matmul,
     kind_of,
     needs_constant_scales,
@@ -46,6 +47,7 @@ class States:
         state: of each float.
         in_half: nodes that run in half; all others run in float32.
         large: floats in float32 that may hold numbers beyond the half type, such as masks of -3.4e38.
+        provider: where the model is to run.
     """
 
     half: ir.DataType
@@ -54,6 +56,7 @@ class States:
     state: dict[ir.Value, State] = field(default_factory=dict)
     in_half: set[ir.Node] = field(default_factory=set)
     large: set[ir.Value] = field(default_factory=set)
+    provider: Provider = "cpu"
 
     def keeps_float32(self, node: ir.Node, index: int) -> bool:
         """Whether an input stays float32 where its node runs in half: by the operator, or because half cannot hold it.
@@ -75,15 +78,16 @@ def limits(half: ir.DataType) -> tuple[float, float]:
     return found[half]
 
 
-def assign(model: ir.Model, half: ir.DataType, ends: dict[str, ir.DataType]) -> States:
+def assign(model: ir.Model, half: ir.DataType, ends: dict[str, ir.DataType], provider: Provider = "cpu") -> States:
     """Make the decisions for ``model``, which is not changed.
 
     Args:
         model: float32, sorted.
         half: FLOAT16 or BFLOAT16.
         ends: the types of float graph inputs and outputs by name.
+        provider: where it is to run.
     """
-    states = States(half, float_values(model))
+    states = States(half, float_values(model), provider=provider)
     opset = model.opset_imports.get("", 1)
     states.constants |= {v for v in model.graph.initializers.values() if not v.is_graph_input()}
     for value in states.constants & states.floats:
@@ -184,7 +188,12 @@ class _Step:
         )
 
     def _makes_float32_output(self) -> bool:
-        """A product that is a float32 output of the graph is not rounded to half on the way."""
+        """A product that is a float32 output of the graph is not rounded to half on the way.
+
+        On CUDA that is so where weights are packed; float ones would be held, and multiplied, in float32 there.
+        """
+        if self.states.provider == "cuda" and self.node.op_type not in ("MatMulNBits", "RotatedMatMul"):
+            return False
         first = self.node.outputs[0]
         kept = self.ends.get(first.name or "", ir.DataType.FLOAT) == ir.DataType.FLOAT
         return first.is_graph_output() and not first.uses() and kept
@@ -196,7 +205,8 @@ class _Step:
         """
         if every:
             return not any(_beyond(value, self.states.half) for value in self.fixed)
-        if self.states.half == ir.DataType.FLOAT16 and needs_constant_scales(self.node) and runs_alone(self.node):
+        alone = self.states.provider == "cpu" and needs_constant_scales(self.node) and runs_alone(self.node)
+        if self.states.half == ir.DataType.FLOAT16 and alone:
             return False
         scales = self.node.inputs[2:3] if self.node.op_type == "MatMulNBits" else []
         return not any(value in self.fixed and _too_small(value, self.states.half) for value in scales)

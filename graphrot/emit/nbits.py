@@ -38,10 +38,10 @@ class BlockLayout:
         return self.block * self.blocks
 
 
-def block_layout(grid: StoredGrid, in_features: int) -> BlockLayout:
-    """Groups are blocks; one scale for all of a row leaves the choice free (``channel_block``)."""
+def block_layout(grid: StoredGrid, in_features: int, *, most: int = 256) -> BlockLayout:
+    """Groups are blocks; one scale for all of a row leaves the choice free (``channel_block``), up to ``most``."""
     one = grid.group is None or grid.group >= in_features
-    block = channel_block(in_features) if one or grid.group is None else grid.group
+    block = channel_block(in_features, most=most) if one or grid.group is None else grid.group
     return BlockLayout(block, -(-in_features // block))
 
 

@@ -13,6 +13,9 @@ inputs, 4: inputs rounded to 8 bits per token and block):
 
 Scales are always initializers: when they come from an Expand that was not folded, MatMulNBits of level 4
 returns wrong numbers (ONNX Runtime 1.32; level 0 is right). Narrowing keeps to that, too.
+
+For CUDA, MatMulNBits multiplies float inputs whatever the level says: inputs that are rounded keep their chain in front
+of it. Its blocks have 128 weights at most, and scales are repeated.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from typing import Literal
 import onnx_ir as ir
 
 from graphrot.emit import rotated
-from graphrot.emit.half_rules import is_rotated_matmul, needs_constant_scales, runs_alone, stays_float32
+from graphrot.emit.cuda.check import LARGEST_BLOCK
+from graphrot.emit.half_rules import Provider, is_rotated_matmul, needs_constant_scales, runs_alone, stays_float32
 from graphrot.emit.nbits import BlockLayout, block_layout
 from graphrot.emit.norms import fuse_residual_norms
 from graphrot.emit.parts import row_zeros, split_scales, store_parts
@@ -53,6 +57,10 @@ _FLOAT_NOTE = "8-bit activations in front of float weights are rounded and multi
 _LEVEL_NOTE = (
     "ONNX Runtime rounds the inputs of 8-bit weights to 8 bits: {count} of these have float activations in the recipe"
 )
+_CUDA_NOTE = (
+    "ONNX Runtime's CUDA provider has no matmul of rounded inputs: these are rounded by nodes of their own, and "
+    "multiplied in the type of the file"
+)
 _VERSION_NOTE = "8-bit weights need ONNX Runtime 1.22 or later"
 
 
@@ -65,6 +73,7 @@ def emit_ort(
     activations: Sequence[QuantizedActivation] = (),
     float16: bool = False,
     kernels: Kernels = "graphrot",
+    provider: Provider = "cpu",
 ) -> EmitReport:
     """Lower a model in canonical form, in place. Lookups in tables of their own stay as they are.
 
@@ -76,6 +85,7 @@ def emit_ort(
         activations: records of ``QuantizeActivations``.
         float16: the model is narrowed to float16 afterwards.
         kernels: what linears with rounded inputs become: ``graphrot::RotatedMatMul``, or MatMulNBits (``ort``).
+        provider: where the model is to run.
 
     Raises:
         InputRefused: the records are of another model.
@@ -84,7 +94,7 @@ def emit_ort(
     writer = NodeWriter(model, store)
     fuse_residual_norms(model, writer)
     values = value_map(model)
-    lowering = _Lowering(writer, values, tables, activations, float16, kernels)
+    lowering = _Lowering(writer, values, tables, activations, float16, kernels, provider)
     lowered = [lowering.lower(linear) for linear in linears]
     rotated.absorb_transforms(model)
     left = [record for record in activations if values[record.output].uses()]
@@ -96,22 +106,22 @@ def emit_ort(
     current = [x.linear for linear, x in zip(linears, lowered, strict=True) if linear.node not in shared]
     return EmitReport(
         target="ort",
-        notes=_notes(lowered, left),
+        notes=_notes(lowered, left, provider),
         quantized=entries(current, tables),
         linear_bits_per_weight=bits_per_weight(
             ((x.linear, x.parts) for x in lowered if not x.linear.is_head),
             float16=float16,
-            single={value for x in lowered for value in x.parts if _stays_single(x, value)},
+            single={value for x in lowered for value in x.parts if _stays_single(x, value, provider)},
         ),
     )
 
 
-def _stays_single(lowered: _Lowered, value: ir.Value) -> bool:
+def _stays_single(lowered: _Lowered, value: ir.Value, provider: Provider) -> bool:
     """Whether a part of a linear stays float32 in a float16 model."""
     node = lowered.node
     if lowered.is_ours:
         return any(value is operand and stays_float32(node, index) for index, operand in enumerate(node.inputs))
-    return needs_constant_scales(node) and runs_alone(node)
+    return provider == "cpu" and needs_constant_scales(node) and runs_alone(node)
 
 
 @dataclass(frozen=True)
@@ -142,6 +152,7 @@ class _Lowering:
         activations: Sequence[QuantizedActivation],
         float16: bool,
         kernels: Kernels,
+        provider: Provider,
     ) -> None:
         self._writer = writer
         self._values = values
@@ -149,6 +160,7 @@ class _Lowering:
         self._shared = {table.head: table for table in tables if table.head is not None}
         self._float16 = float16
         self._ours = kernels == "graphrot"
+        self._cuda = provider == "cuda"
 
     def lower(self, linear: QuantizedLinear) -> _Lowered:
         """Put a packed matmul in the place of one linear."""
@@ -157,8 +169,9 @@ class _Lowering:
         assert data is not None
         rounding = self._rounded.get(data.name or "")
         bits = self._activation_bits(linear, rounding)
-        layout = block_layout(linear.grid, linear.in_features)
-        parts = store_parts(self._writer, linear, layout, one_scale=bits is not None)
+        theirs = bits is None and self._cuda
+        layout = block_layout(linear.grid, linear.in_features, most=LARGEST_BLOCK if theirs else 256)
+        parts = store_parts(self._writer, linear, layout, one_scale=bits is not None, repeated=theirs)
         self._look_up(linear, parts, layout)
         if bits is None:
             return self._nbits(node, data, linear, rounding, parts, layout)
@@ -194,7 +207,7 @@ class _Lowering:
         parts: tuple[ir.Value, ...],
         layout: BlockLayout,
     ) -> _Lowered:
-        inside = rounding is not None and rounding.bits == 8
+        inside = rounding is not None and rounding.bits == 8 and not self._cuda
         scales, channel_scales = split_scales(self._writer, linear, parts[1], layout, self._float16)
         x = self._values[rounding.input] if rounding is not None and inside else data
         attributes = {
@@ -235,7 +248,7 @@ def _drop_inferred_types(model: ir.Model) -> None:
             value.type = value.shape = None
 
 
-def _notes(lowered: Sequence[_Lowered], left: Sequence[QuantizedActivation]) -> tuple[str, ...]:
+def _notes(lowered: Sequence[_Lowered], left: Sequence[QuantizedActivation], provider: Provider) -> tuple[str, ...]:
     """What to say; ``left`` are the activations that are still rounded by nodes of their own."""
     notes: list[str] = []
     ours, theirs = [x for x in lowered if x.is_ours], [x for x in lowered if not x.is_ours]
@@ -243,6 +256,8 @@ def _notes(lowered: Sequence[_Lowered], left: Sequence[QuantizedActivation]) -> 
         notes.append(_OURS_NOTE)
     if any(x.rounding is None for x in ours):
         notes.append(_HEAD_NOTE)
+    if provider == "cuda":
+        return (*notes, _CUDA_NOTE) if left else tuple(notes)
     if any(x.rounding is not None and x.rounding.bits == 8 for x in theirs):
         notes.append(_BLOCK_NOTE)
     if any(record.bits == 4 for record in left):

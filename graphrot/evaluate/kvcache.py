@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphrot.doctor.cuda import CUDA
 from graphrot.errors import InputRefused, UsageError
+from graphrot.evaluate.device import Device
 from graphrot.evaluate.layout import (
     MASK,
     OPEN,
@@ -29,17 +31,22 @@ if TYPE_CHECKING:
 
 
 class _Held:
-    """One tensor as ONNX Runtime has it, and as an array over the same memory (a copy for bfloat16 of the runtime)."""
+    """One tensor as ONNX Runtime has it, and as an array: over the same memory on the CPU (a copy for bfloat16 of the
+    runtime), a fresh copy of what lies on a GPU."""
 
-    def __init__(self, source: Any) -> None:
-        self._array = source if isinstance(source, np.ndarray) else None
-        self.value = source if self._array is None else ort_value(self._array)
+    def __init__(self, source: Any, device: Device) -> None:
+        self._device = device
+        self._array = source if isinstance(source, np.ndarray) and device.is_cpu else None
+        self.value = device.put(source) if isinstance(source, np.ndarray) else source
 
     @property
     def array(self) -> np.ndarray:
-        if self._array is None:
-            self._array = array_of(self.value)
-        return self._array
+        if self._array is not None:
+            return self._array
+        array = self._device.take(self.value)
+        if self._device.is_cpu:
+            self._array = array
+        return array
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -55,7 +62,8 @@ class KVCache:
 
     It begins empty. :meth:`run` runs the session and keeps what it leaves; to run the session by other means there are
     :meth:`feeds` and :meth:`take`, or :meth:`bind` and :meth:`advance`. What the cache holds (float, 8 or 4 bits,
-    rotated or not) stands in the model's metadata; a cache of another kind is refused before anything runs.
+    rotated or not) stands in the model's metadata; a cache of another kind is refused before anything runs. For a
+    session of the CUDA provider it lies on the GPU.
 
     Without ``capacity`` each run makes a cache that is longer, and copies. With it there are buffers of that many
     tokens, bound as past and as present at once, into which new tokens are written in place: nothing is copied.
@@ -107,7 +115,8 @@ class KVCache:
             )
         self.layout = layout
         self._batch, self._capacity, self._length = batch, capacity, 0
-        self._held = [_Held(array) for array in layout.make(batch, capacity or 0)]
+        self._device = _device(model)
+        self._held = [_Held(array, self._device) for array in layout.make(batch, capacity or 0)]
         self._fit = weakref.ref(model) if hasattr(model, "get_inputs") else None
         """The session that was compared last."""
 
@@ -201,7 +210,8 @@ class KVCache:
         """
         if self._capacity is not None:
             raise UsageError("A cache with a capacity takes no tensors over", do="bind it, and call advance")
-        held = [_Held(np.ascontiguousarray(t) if isinstance(t, np.ndarray) else t) for t in tensors]
+        ready = (np.ascontiguousarray(t) if isinstance(t, np.ndarray) else t for t in tensors)
+        held = [_Held(tensor, self._device) for tensor in ready]
         length = held[0].shape[-2] if held and len(held[0].shape) > 1 else 0
         if len(held) != len(self.layout.entries):
             raise self._foreign(f"it has {len(held)} tensors, not {len(self.layout.entries)}")
@@ -219,7 +229,7 @@ class KVCache:
         for entry, held in zip(self.layout.entries, self._held, strict=True):
             binding.bind_ortvalue_input(entry.name, held.value)
             if self._capacity is None:
-                binding.bind_output(entry.present)
+                binding.bind_output(entry.present, self._device.place)
             else:
                 binding.bind_ortvalue_output(entry.present, held.value)
 
@@ -261,7 +271,8 @@ class KVCache:
                 do=f"give a number from 0 to {self._length}",
             )
         if self._capacity is None and length < self._length:
-            self._held = [_Held(np.ascontiguousarray(held.array[..., :length, :])) for held in self._held]
+            cut = (np.ascontiguousarray(held.array[..., :length, :]) for held in self._held)
+            self._held = [_Held(array, self._device) for array in cut]
         self._length = length
 
     def reorder(self, indices: Sequence[int] | np.ndarray) -> None:
@@ -282,12 +293,14 @@ class KVCache:
         used = slice(0, self._length)
         if self._capacity is not None and len(rows) == self._batch:
             for held in self._held:  # bindings stay as they are
-                held.array[..., used, :] = np.take(held.array[..., used, :], rows, axis=-4)
+                array = held.array
+                array[..., used, :] = np.take(array[..., used, :], rows, axis=-4)
+                self._device.write(held.value, array)
             return
         made = self.layout.make(len(rows), self._capacity or self._length)
         for held, target in zip(self._held, made, strict=True):
             target[..., used, :] = np.take(held.array[..., used, :], rows, axis=-4)
-        self._held, self._batch = [_Held(array) for array in made], len(rows)
+        self._held, self._batch = [_Held(array, self._device) for array in made], len(rows)
 
     def _has(self, rows: np.ndarray) -> bool:
         return bool(rows.min() >= 0 and rows.max() < self._batch)
@@ -344,6 +357,12 @@ class KVCache:
             why=why,
             do="start from an empty cache: graphrot.KVCache(session)",
         )
+
+
+def _device(model: Any) -> Device:
+    """Where a session runs; for a file, the CPU."""
+    providers = model.get_providers() if hasattr(model, "get_providers") else []
+    return Device("cuda" if CUDA in providers else "cpu")
 
 
 def _layout(model: Any) -> CacheLayout:

@@ -7,9 +7,6 @@ and shapes come from the file.
 
 from __future__ import annotations
 
-import ctypes
-import json
-import os
 import shutil
 import tempfile
 import weakref
@@ -22,12 +19,13 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
-from graphrot.errors import InputRefused
+from graphrot.errors import EnvironmentProblem, InputRefused
+from graphrot.evaluate.device import Device, Provider
 from graphrot.evaluate.head_sizes import possible_head_sizes
+from graphrot.evaluate.header import give_back, provider_of, read_header, target_of
 from graphrot.evaluate.layout import (
     MASK,
     OPEN,
@@ -48,13 +46,6 @@ from graphrot.ops import library as native
 from graphrot.ops.foreign import register_custom_ops
 from graphrot.ops.runtime import runtime, too_new
 
-_FLOATS = {
-    onnx.TensorProto.BFLOAT16: "bfloat16",
-    onnx.TensorProto.FLOAT16: "float16",
-    onnx.TensorProto.FLOAT: "float32",
-    onnx.TensorProto.DOUBLE: "float64",
-}
-"""From the coarsest to the finest."""
 _EXACT_QDQ = ("session.qdq_matmulnbits_accuracy_level", "0")
 
 
@@ -122,7 +113,7 @@ class Bound:
 
 
 class DecoderSession:
-    """A decoder in ONNX Runtime on the CPU.
+    """A decoder in ONNX Runtime, on the CPU or in its CUDA provider.
 
     Args:
         model: an .onnx file, a folder with ``model.onnx``, or a model in memory (written to a scratch file
@@ -135,6 +126,7 @@ class DecoderSession:
             their own Q/DQ, else the runtime's default.
         optimize: False runs the graph as it is written.
         sizes: values for symbolic dimensions of cache inputs other than batch and length.
+        provider: where it runs. On CUDA a cache stays on the GPU, and logits come back to the CPU.
 
     Attributes:
         dtype: the coarsest float type of its weight matrices, inputs and outputs.
@@ -144,7 +136,7 @@ class DecoderSession:
         InputRefused: the file is missing, or its inputs and outputs are not a decoder's.
         Unrunnable: ONNX Runtime does not take it.
         EnvironmentProblem: ``library`` is True and the library is not installed; ONNX Runtime is too old for
-            graphrot, or for the model.
+            graphrot, or for the model; its CUDA provider is asked for and cannot be used.
     """
 
     def __init__(
@@ -156,11 +148,13 @@ class DecoderSession:
         accuracy_level: int | None = None,
         optimize: bool = True,
         sizes: Mapping[str, int] | None = None,
+        provider: Provider = "cpu",
     ) -> None:
         runtime()
+        self._device = Device(provider)
         self.path = self._place(model)
         proto = read_proto(self.path)
-        metadata, domains, self.dtype = _header(proto)
+        metadata, domains, self.dtype = read_header(proto)
         widths = possible_head_sizes(proto)
         read = read_names(proto.graph)
         in_place = written_in_place(proto)
@@ -181,15 +175,19 @@ class DecoderSession:
         if self.uses_library:
             native.register(options)
         try:
-            self._session = ort.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
+            self._session = self._device.open(str(self.path), options)
+        except EnvironmentProblem:
+            raise
         except Exception as error:  # ONNX Runtime has a class of its own for every status code
             raise too_new(str(error), str(self.path)) or Unrunnable(
                 "ONNX Runtime does not load the model",
                 where=str(self.path),
                 why=str(error).strip()[:600],
-                do="check the model with onnx.checker, or export it again",
+                do="run it with --provider cuda, which it was written for"
+                if provider_of(metadata) == "cuda" and self._device.is_cpu
+                else "check the model with onnx.checker, or export it again",
             ) from error
-        _give_back()
+        give_back()
         everything = self._session.get_inputs()
         self._inputs = {value.name: value for value in everything if value.name in read or value.name in PLAIN}
         self._idle = len(everything) - len(self._inputs)
@@ -233,14 +231,14 @@ class DecoderSession:
 
     def reserve(self, batch: int, capacity: int) -> Cache | None:
         """An empty cache with room for ``capacity`` tokens, which runs write into in place and no run copies; it grows
-        by itself, twofold, when it is full. None where the model cannot do that.
+        by itself, twofold or more, when it is full. None where the model cannot do that.
 
         Raises:
             EnvironmentProblem: there is no memory for it.
         """
         if not self.has_cache or not self.layout.shared or self.batch not in (None, batch):
             return None
-        return Cache(0, tuple(map(ort_value, self.layout.make(batch, capacity))), None, capacity)
+        return Cache(0, tuple(map(self._device.put, self.layout.make(batch, capacity))), None, capacity)
 
     def filled(self, batch: int, length: int, room: int) -> Cache:
         """A cache of ``length`` random tokens, for measurements: in buffers with room for so many more where the model
@@ -252,7 +250,7 @@ class DecoderSession:
         capacity = length + room if self.layout.shared else None
         arrays = self.layout.make(batch, capacity or length)
         self.layout.fill(arrays, np.random.default_rng(0))
-        return Cache(length, tuple(map(ort_value, arrays)), None, capacity)
+        return Cache(length, tuple(map(self._device.put, arrays)), None, capacity)
 
     def run(self, tokens: np.ndarray, cache: Cache | None = None) -> tuple[np.ndarray, Cache]:
         """Run ``tokens [B, S]`` after what ``cache`` holds (None: nothing).
@@ -281,9 +279,10 @@ class DecoderSession:
             return dict(zip(names, map(array_of, self._call(request)), strict=True))
 
     def bind(self, tokens: np.ndarray, cache: Cache | None = None) -> Bound:
-        """The same run as :meth:`run`, made ready: what is left is ONNX Runtime's own work, so that it can be timed."""
+        """The same run as :meth:`run`, made ready: what is left is ONNX Runtime's own work, so that it can be timed.
+        Logits stay where it runs."""
         request = self._request(np.ascontiguousarray(tokens, dtype=np.int64), cache)
-        return Bound(self, request, self._binding(request))
+        return Bound(self, request, self._binding(request, self._device.place))
 
     def _request(self, tokens: np.ndarray, cache: Cache | None) -> _Request:
         entries = self.layout.entries
@@ -304,11 +303,9 @@ class DecoderSession:
     def _with_room(self, cache: Cache, total: int) -> Cache:
         if cache.capacity is None or total <= cache.capacity:
             return cache
-        capacity = max(total, 2 * cache.capacity)
-        arrays = self.layout.make(cache.tensors[0].shape()[-4], capacity)
-        for array, value in zip(arrays, cache.tensors, strict=True):
-            array[..., : cache.length, :] = array_of(value)[..., : cache.length, :]
-        return replace(cache, tensors=tuple(map(ort_value, arrays)), capacity=capacity)
+        times = max(2, -(-total // cache.capacity))
+        longer = tuple(self._device.repeated(value, times) for value in cache.tensors)
+        return replace(cache, tensors=longer, capacity=times * cache.capacity)
 
     @contextmanager
     def _words(self, request: _Request) -> Iterator[None]:
@@ -325,13 +322,15 @@ class DecoderSession:
             ) from error
 
     def _call(self, request: _Request) -> Any:
-        if not self._idle and not request.targets:
+        if not self._idle and not request.targets and self._device.is_cpu:
             return self._session.run_with_ort_values(request.names, request.feeds)
         binding = self._binding(request)  # the other road insists on every input, and makes every output
         self._session.run_with_iobinding(binding)
         return binding.get_outputs()
 
-    def _binding(self, request: _Request) -> Any:
+    def _binding(self, request: _Request, place: str = "cpu") -> Any:
+        """Inputs and outputs of a run; those that carry the cache on stay where it runs, others go to ``place``."""
+        presents = {entry.present for entry in self.layout.entries}
         binding = self._session.io_binding()
         for name, value in request.feeds.items():
             binding.bind_ortvalue_input(name, value)
@@ -339,7 +338,7 @@ class DecoderSession:
             if name in request.targets:
                 binding.bind_ortvalue_output(name, request.targets[name])
             else:
-                binding.bind_output(name)
+                binding.bind_output(name, self._device.place if name in presents else place)
         return binding
 
     def _feeds(self, tokens: np.ndarray, past: int) -> dict[str, Any]:
@@ -413,38 +412,11 @@ class DecoderSession:
 
 
 def open_decoder(
-    model: Path | str | ir.Model, *, library: bool | None = None, threads: int | None = None
+    model: Path | str | ir.Model,
+    *,
+    library: bool | None = None,
+    threads: int | None = None,
+    provider: Provider = "cpu",
 ) -> DecoderSession:
     """Open a decoder for running; see :class:`DecoderSession`."""
-    return DecoderSession(model, library=library, threads=threads)
-
-
-def target_of(metadata: Mapping[str, str]) -> str | None:
-    """The target that graphrot wrote a model for, out of the recipe in its metadata."""
-    try:
-        recipe = json.loads(metadata.get("graphrot.recipe", "null"))
-    except json.JSONDecodeError:
-        return None
-    target = recipe.get("target") if isinstance(recipe, dict) else None
-    return target if isinstance(target, str) else None
-
-
-def _header(proto: onnx.ModelProto) -> tuple[dict[str, str], frozenset[str], str]:
-    """The model's metadata, the domains of its operators, and its coarsest float type.
-
-    Read from the protobuf itself, whose memory goes back at once; graph objects would stay in the heap.
-    """
-    metadata = {entry.key: entry.value for entry in proto.metadata_props}
-    ends = (value.type.tensor_type.elem_type for value in (*proto.graph.input, *proto.graph.output))
-    found = {*ends, *(tensor.data_type for tensor in proto.graph.initializer if len(tensor.dims) > 1)}
-    coarsest = next((name for number, name in _FLOATS.items() if number in found), "float32")
-    domains = frozenset(entry.domain for entry in proto.opset_import)
-    del proto
-    return metadata, domains, coarsest
-
-
-def _give_back() -> None:
-    """Return freed memory to the system, where the C library keeps it unless told (2 MB after 1,000 nodes)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
-    if trim is not None:
-        trim(0)
+    return DecoderSession(model, library=library, threads=threads, provider=provider)

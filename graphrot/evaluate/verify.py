@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from graphrot.evaluate.compare import TOLERANCE, WINDOW, Reference, fitting, longest_run, random_probes, text_probes
+from graphrot.evaluate.device import Provider
 from graphrot.evaluate.session import open_decoder
 from graphrot.evaluate.text import encode_file
 from graphrot.progress import Progress, silent
@@ -38,7 +39,13 @@ class Verification:
 
 
 def verify(
-    a: Path, b: Path, *, text: Path | None = None, tokenizer: Path | None = None, progress: Progress = silent
+    a: Path,
+    b: Path,
+    *,
+    text: Path | None = None,
+    tokenizer: Path | None = None,
+    provider: Provider = "cpu",
+    progress: Progress = silent,
 ) -> Verification:
     """Compare ``b`` with ``a`` on random tokens and, if given, on the first tokens of a text.
 
@@ -51,10 +58,12 @@ def verify(
         b: the model to check.
         text: a UTF-8 file; needs a tokenizer, in ``tokenizer`` or beside one of the models.
         tokenizer: a folder with tokenizer.json.
+        provider: where ``b`` runs; ``a`` runs on the CPU, and may be the same file.
         progress: told of each run.
 
     Raises:
         InputRefused: a file is no decoder, the logits' shapes differ, or there is no tokenizer for the text.
+        EnvironmentProblem: ONNX Runtime's CUDA provider cannot be used.
     """
     first = open_decoder(a)
     window = longest_run(first, WINDOW, batch=first.batch) or WINDOW
@@ -69,7 +78,7 @@ def verify(
     with Reference(first, probes, progress=progress, step="verify: the first model") as reference:
         types = {"float32", first.dtype}
         del first
-        second = open_decoder(b)
+        second = open_decoder(b, provider=provider)
         dtype = next(name for name in TOLERANCE if name in types | {second.dtype})
         found = reference.compare(second, progress=progress, step="verify: the second model")
     return Verification(

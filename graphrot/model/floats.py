@@ -1,4 +1,4 @@
-"""Which values of a graph are floats, read off the operators where the file does not say.
+"""Types of the values of a graph, read off the operators where the file does not say.
 
 Emitters leave values without a type, and the operators of ``com.microsoft`` have no schema in ``onnx``.
 """
@@ -8,9 +8,12 @@ from __future__ import annotations
 import onnx.defs
 import onnx_ir as ir
 
+from graphrot.graph import FLOATS
+
 STANDARD = ("", "ai.onnx")
 
 _FLOAT = ir.DataType.FLOAT
+_CACHED = ("GroupQueryAttention", "RotatedAttention")
 _NAMED = {dtype.name.lower(): dtype for dtype in ir.DataType}
 
 
@@ -20,11 +23,12 @@ def is_standard(node: ir.Node) -> bool:
 
 
 def float_values(model: ir.Model) -> set[ir.Value]:
-    """All float32 values of the main graph.
+    """All float32 values of the main graph."""
+    return {value for value, dtype in value_types(model).items() if dtype == _FLOAT}
 
-    Args:
-        model: in which float32 is the only float type that is computed with.
-    """
+
+def value_types(model: ir.Model) -> dict[ir.Value, ir.DataType | None]:
+    """Element types of the values of the main graph; None where they are not known."""
     opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 1))
     types: dict[ir.Value, ir.DataType | None] = {}
     for value in (*model.graph.inputs, *model.graph.initializers.values()):
@@ -33,19 +37,20 @@ def float_values(model: ir.Model) -> set[ir.Value]:
         for index, output in enumerate(node.outputs):
             if output.type is None or isinstance(output.type, ir.TensorType):
                 types[output] = output.dtype or _output(node, index, types, opset)
-    return {value for value, dtype in types.items() if dtype == _FLOAT}
+    return types
 
 
 def takes_half(node: ir.Node, index: int, opset: int, half: ir.DataType) -> bool:
     """Whether the standard lets input ``index`` of a node have a half type; True where there is no schema."""
-    schema = _schema(node, opset)
+    schema = schema_of(node, opset)
     if schema is None or not schema.inputs:
         return True
     formal = schema.inputs[min(index, len(schema.inputs) - 1)]
     return f"tensor({half.name.lower()})" in formal.types
 
 
-def _schema(node: ir.Node, opset: int) -> onnx.defs.OpSchema | None:
+def schema_of(node: ir.Node, opset: int) -> onnx.defs.OpSchema | None:
+    """The definition of a standard operator in an opset; None for others, and where there is none."""
     if not is_standard(node):
         return None
     try:
@@ -58,7 +63,7 @@ def _output(node: ir.Node, index: int, types: dict[ir.Value, ir.DataType | None]
     named = _named(node)
     if named is not None and index == 0:
         return named
-    schema = _schema(node, opset)
+    schema = schema_of(node, opset)
     if schema is None:
         return _contributed(node, index, types)
     if not schema.outputs:
@@ -106,9 +111,9 @@ def _default(node: ir.Node, types: dict[ir.Value, ir.DataType | None]) -> ir.Dat
 
 def _contributed(node: ir.Node, index: int, types: dict[ir.Value, ir.DataType | None]) -> ir.DataType | None:
     """Other domains: caches have the type of the cache that went in, the rest that of the first float input."""
-    if node.op_type == "GroupQueryAttention" and index > 0 and len(node.inputs) > 2 + index:
+    if node.op_type in _CACHED and index > 0 and len(node.inputs) > 2 + index:
         past = node.inputs[2 + index]
         if past is not None:
             return types.get(past)
-    floats = [value for value in node.inputs if value is not None and types.get(value) == _FLOAT]
-    return _FLOAT if floats else None
+    found = (types.get(value) for value in node.inputs if value is not None)
+    return next((dtype for dtype in found if dtype in FLOATS), None)

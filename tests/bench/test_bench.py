@@ -69,7 +69,7 @@ def test_the_json_has_all_figures(capsys: pytest.CaptureFixture[str]) -> None:
     content = json.loads(out)
     assert set(content) == {
         *("machine", "versions", "commit", "isa", "prefill", "decode", "context", "batch", "threads", "turns"),
-        *("clock", "models", "notes"),
+        *("clock", "models", "notes", "provider"),
     }
     assert (content["context"], content["clock"], content["batch"]) == ([4, 9], "thread cpu", 1)
     assert set(content["machine"]) == {"cpu", "flags", "cores", "system", "load", "load_after"}

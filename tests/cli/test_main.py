@@ -75,7 +75,7 @@ def test_typer_usage_errors_exit_with_2(arguments: list[str], capsys: pytest.Cap
         (["--kv-scales", "channel"], "kv_scales channel says how ONNX Runtime's own attention stores"),
         (["--rotations", "auto", "--recipe", "rotate-only"], "rotations auto measures what rounding costs"),
         (["--weights", "int8", "--bits", "5"], "lets every weight have 4 or 8 bits"),
-        (["--provider", "cuda"], "the cuda provider is not available in this version"),
+        (["--provider", "cuda", "--dtype", "float32"], "dtype float32 is not written for provider cuda"),
         (["--dtype", "float8"], "The recipe is not valid"),
         (["--certificate", "layers"], "the layer-by-layer certificate is not available in this version"),
         (["--weights", "none", "--group", "32"], "weights are none"),
@@ -164,10 +164,20 @@ def test_ctrl_c_is_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_the_module_is_the_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "graphrot", "convert", "nothing", "-o", str(tmp_path / "x"), "--provider", "cuda"]
+    command = [
+        sys.executable,
+        "-m",
+        "graphrot",
+        "convert",
+        "nothing",
+        "-o",
+        str(tmp_path / "x"),
+        "--certificate",
+        "layers",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("usage: provider cuda: the cuda provider is not available in this version")
+    assert done.stderr.startswith("usage: certificate layers: the layer-by-layer certificate is not available")
 
 
 def test_public_functions_stay_callable() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from graphrot.doctor.checks import Check, examine
+from graphrot.doctor.cuda import CudaAnswer
 from graphrot.doctor.facts import Facts, Gpu, Run
 from graphrot.doctor.ranges import CORE, EXTRAS, NEWEST_RUNTIME, PYTHON, RUNTIME, Range, numbers
 
@@ -47,7 +48,9 @@ WITH_GPU = replace(
     runtime_package="onnxruntime-gpu",
     cuda_build="13.0",
     providers=("CUDAExecutionProvider", "CPUExecutionProvider"),
-    gpu=Gpu("NVIDIA H100", "580.65", "13.0"),
+    cuda_answer=CudaAnswer(works=True),
+    described={**HEALTHY.described, "cuda": {"built": True, "compiler": "13.0.88", "architectures": ["80", "90"]}},
+    gpu=Gpu("NVIDIA H100", "580.65", "13.0", "9.0"),
 )
 
 
@@ -120,6 +123,18 @@ BROKEN: list[tuple[Facts, str, bool, str, str]] = [
     (
         replace(WITH_GPU, cuda_missing=("libcublas.so.13", "libcudnn.so.9")), "CUDA libraries", False,
         "not found: libcublas.so.13, libcudnn.so.9", "pip install 'onnxruntime-gpu[cuda,cudnn]==1.31.1'",
+    ),
+    (
+        replace(WITH_GPU, gpu=Gpu("Tesla V100", "580.65", "13.0", "7.0")), "CUDA device", False,
+        "compute capability 7.0 (graphrot's CUDA kernels: >=8.0)", "--kernels ort",
+    ),
+    (
+        replace(WITH_GPU, cuda_answer=CudaAnswer(False, "CUDA failure 100: no CUDA-capable device", "see nvidia-smi")),
+        "CUDA session", False, "onnxruntime says: CUDA failure 100: no CUDA-capable device", "see nvidia-smi",
+    ),
+    (
+        replace(WITH_GPU, described={**HEALTHY.described, "cuda": {"built": False, "reason": "nvcc is not found"}}),
+        "CUDA kernels", False, "not in the native library: nvcc is not found", "pip install --force-reinstall",
     ),
     (
         replace(HEALTHY, library=None, library_failure="graphrot's native library is not installed", kernels=()),

@@ -105,12 +105,12 @@ def test_the_gpu_is_what_nvidia_smi_says(monkeypatch: pytest.MonkeyPatch, tmp_pa
     tool = tmp_path / "nvidia-smi"
     tool.write_text(
         "#!/bin/sh\n"
-        'case "$1" in --query*) echo "NVIDIA H100, 550.54.15" ;;\n'
+        'case "$1" in --query-gpu=compute_cap) echo 9.0 ;; --query*) echo "NVIDIA H100, 550.54.15" ;;\n'
         '*) echo "| NVIDIA-SMI 550.54.15   Driver Version: 550.54.15   CUDA Version: 12.4 |" ;; esac\n'
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert facts._gpu() == facts.Gpu("NVIDIA H100", "550.54.15", "12.4")
+    assert facts._gpu() == facts.Gpu("NVIDIA H100", "550.54.15", "12.4", "9.0")
     tool.write_text("#!/bin/sh\necho 'no devices were found' >&2\nexit 6\n")
     assert facts._gpu() is None
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
