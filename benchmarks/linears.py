@@ -25,11 +25,15 @@ PEER_BLOCK = 128
 
 @dataclass(frozen=True)
 class Linears:
-    """``copies`` linears ``[K, N]`` with random weights; the same numbers for everyone who asks for them."""
+    """``copies`` linears ``[K, N]`` with random weights; the same numbers for everyone who asks for them.
+
+    With ``half`` inputs, outputs and scales are float16, and ONNX Runtime's own product rounds no activations.
+    """
 
     in_features: int
     out_features: int
     copies: int
+    half: bool = False
 
     def names(self) -> list[tuple[str, str]]:
         """Names of the inputs and outputs, in pairs."""
@@ -48,7 +52,7 @@ class Linears:
     def scales(self, index: int, blocks: int | None) -> np.ndarray:
         """Scales per block ``[N, blocks]`` that are equal in a channel, or of channels ``[N]``."""
         rng = np.random.default_rng(1000 + index)
-        scales = (rng.uniform(0.5, 1.5, self.out_features) / 8 / np.sqrt(self.in_features)).astype(np.float32)
+        scales = (rng.uniform(0.5, 1.5, self.out_features) / 8 / np.sqrt(self.in_features)).astype(self._dtype.numpy())
         return scales if blocks is None else np.repeat(scales[:, None], blocks, axis=1)
 
     def rotated(self, group: int, *, rotate: bool = True) -> ir.Model:
@@ -89,7 +93,8 @@ class Linears:
                 graph.constant(f"s{index}", self.scales(index, codes.shape[1])),
             ]
             sizes = {"K": self.in_features, "N": self.out_features, "bits": 4, "block_size": PEER_BLOCK}
-            attributes = [ir.AttrInt64(name, value) for name, value in {**sizes, "accuracy_level": 4}.items()]
+            sizes["accuracy_level"] = 0 if self.half else 4
+            attributes = [ir.AttrInt64(name, value) for name, value in sizes.items()]
             return graph.op("MatMulNBits", operands, attributes, domain=MICROSOFT, name=y)
 
         return self._model(linear)
@@ -112,6 +117,10 @@ class Linears:
         blocks = -(-self.in_features // group) if group else 1
         return self.copies * self.out_features * (self.in_features // 2 + 4 * blocks)
 
+    @property
+    def _dtype(self) -> ir.DataType:
+        return ir.DataType.FLOAT16 if self.half else ir.DataType.FLOAT
+
     def _matrix(self):
         return choose_matrix(self.in_features, rotations="hadamard", seed=None)
 
@@ -128,9 +137,9 @@ class Linears:
         inputs, outputs = [], []
         for index, (x, y) in enumerate(self.names()):
             shape = ir.Shape(["rows", self.in_features])
-            inputs.append(ir.Value(name=x, shape=shape, type=ir.TensorType(ir.DataType.FLOAT)))
+            inputs.append(ir.Value(name=x, shape=shape, type=ir.TensorType(self._dtype)))
             outputs.append(linear(graph, inputs[-1], index, y))
-            outputs[-1].type = ir.TensorType(ir.DataType.FLOAT)
+            outputs[-1].type = ir.TensorType(self._dtype)
             outputs[-1].shape = ir.Shape(["rows", self.out_features])
         imports = {"": 21, MICROSOFT: 1}
         whole = ir.Graph(inputs, outputs, nodes=graph.nodes, initializers=graph.constants, opset_imports=imports)

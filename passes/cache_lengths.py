@@ -60,6 +60,19 @@ class CacheLengths:
 
         return self._once("seqlens", make)
 
+    def counted(self) -> ir.Value:
+        """``[B] int32``: the ones in a row of attention_mask, minus one: the slots in use where padding is on the
+        right."""
+
+        def make() -> ir.Value:
+            axes, attributes = self._writer.integers([1], "axes"), {"keepdims": 0}
+            mask = self._inputs[PADDING]
+            ones = self._writer.op(self._anchor, "ReduceSum", [mask, axes], "attended_tokens", attributes)
+            one = self._writer.constant(np.array(1, mask.dtype.numpy() if mask.dtype else np.int64), "one")
+            return self._cast(self._op("Sub", [ones, one], "last_attended"), ir.DataType.INT32, "seqlens_k")
+
+        return self._once("counted", make)
+
     def padding(self) -> ir.Value:
         """``[B, 1, 1, T] float32``: 0, and the least number for padding."""
 

@@ -25,10 +25,12 @@ Scales = tuple[np.ndarray, np.ndarray]
 """Of keys and of values: ``[1]``, or ``[kv_heads, head_size]``; float32."""
 
 
-def obstacle(site: AttentionSite, bits: Literal[4, 8]) -> str | None:
+def obstacle(site: AttentionSite, bits: Literal[4, 8], *, cuda: bool = False) -> str | None:
     """Why GroupQueryAttention cannot stand at a site; None if it can."""
     if bits == 4 and site.head_size % _EIGHTH:
         return f"GroupQueryAttention's 4-bit cache needs heads of a multiple of 8 channels, and it has {site.head_size}"
+    if cuda and site.mask:
+        return "GroupQueryAttention takes no mask on CUDA but tokens to come, a window and padding on the right"
     if site.seqlens:
         return None
     if not site.causal:
@@ -42,6 +44,7 @@ class QuantizeGrouped(CachePass):
     """Let every site be a GroupQueryAttention whose cache holds int8, or uint8 with two 4-bit numbers.
 
     It applies no rotary positions: those stay in front of it, and the transforms of queries and keys (R3) behind them.
+    On CUDA it takes no mask: there the ones of attention_mask are counted, so that padding must be on the right.
 
     Args:
         plan: the plan (kept for the record).
@@ -49,6 +52,7 @@ class QuantizeGrouped(CachePass):
         bits: of a stored number.
         per: what shares a scale.
         scales: node of a site -> scales of its keys and values.
+        cuda: the model is to run in ONNX Runtime's CUDA provider.
     """
 
     def __init__(
@@ -59,11 +63,13 @@ class QuantizeGrouped(CachePass):
         bits: Literal[4, 8],
         per: Literal["tensor", "channel"],
         scales: Mapping[str, Scales],
+        cuda: bool = False,
     ) -> None:
         super().__init__(plan, found)
         self._bits = bits
         self._per = per
         self._scales = scales
+        self._cuda = cuda
 
     def finish(self, model: ir.Model) -> None:
         model.opset_imports.setdefault(DOMAIN, 1)
@@ -77,14 +83,16 @@ class QuantizeGrouped(CachePass):
             operands.rows(operands.read(use), use.form, heads)
             for use, heads in ((site.query, site.heads), (site.key, site.kv_heads), (site.value, site.kv_heads))
         )
-        bias = operands.mask()
-        if site.pads:
+        bias, seqlens = operands.mask(), values[site.seqlens] if site.seqlens else None
+        if site.pads and self._cuda:
+            seqlens = lengths.counted()
+        elif site.pads:
             bias = operands.spread(lengths.padding(), lengths)
         made = ir.node(
             "GroupQueryAttention",
             [
                 *(query, key, value, values[site.past_key], values[site.past_value]),
-                values[site.seqlens] if site.seqlens else lengths.seqlens(),
+                seqlens or lengths.seqlens(),
                 values[site.total] if site.total else lengths.total(),
                 *(None, None, None, bias, None),
                 *(

@@ -166,13 +166,13 @@ def float_type(value: ir.Value, what: str) -> ir.DataType:
     return dtype
 
 
-def channel_block(in_features: int) -> int:
+def channel_block(in_features: int, *, most: int = 256) -> int:
     """Block length for one scale per output channel, where a runtime insists on blocks.
 
-    The power of two from 16 to 256 that needs the least padding of ``in_features``, and the largest of
+    The power of two from 16 to ``most`` that needs the least padding of ``in_features``, and the largest of
     those: fewer blocks are faster and need fewer repeated scales.
     """
-    return min((256, 128, 64, 32, 16), key=lambda block: -in_features % block)
+    return min((block for block in (256, 128, 64, 32, 16) if block <= most), key=lambda block: -in_features % block)
 
 
 def unfused_block(in_features: int) -> int:

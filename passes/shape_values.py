@@ -30,7 +30,8 @@ _SAME = frozenset(
     "Reciprocal Relu RotaryEmbedding Round Sigmoid Sign Sin Softmax Softplus Sqrt Tanh Trilu".split()
 )
 _BROADCAST = frozenset(
-    "Add And Div Equal Greater GreaterOrEqual Less LessOrEqual Max Min Mod Mul Or Pow Sub Sum Where Xor".split()
+    "Add And BitShift BitwiseAnd Div Equal Greater GreaterOrEqual Less LessOrEqual Max Min Mod Mul Or Pow Sub Sum "
+    "Where Xor".split()
 )
 _REDUCE = frozenset("ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare".split())
 _DOMAINS = frozenset({"", "ai.onnx", "graphrot"})

@@ -1,9 +1,10 @@
 // Greedy generation with a model that graphrot wrote, through ONNX Runtime's C interface: token ids in, token ids out.
 //
-//   generate RUNTIME MODEL [--library PATH] [--count N] [--config KEY=VALUE] TOKEN...
+//   generate RUNTIME MODEL [--library PATH] [--cuda GPU] [--count N] [--config KEY=VALUE] TOKEN...
 //
 // RUNTIME is libonnxruntime.so, for example the one in a Python wheel (onnxruntime/capi/). PATH is what
-// graphrot.library_path() prints; without it the functions inside the model run.
+// graphrot.library_path() prints; without it the functions inside the model run. --cuda 0 runs on the first GPU: then
+// the cache stays in its memory from step to step, and only token ids and logits travel.
 #if __has_include(<onnxruntime_c_api.h>)
 #include <onnxruntime_c_api.h>
 #else
@@ -51,6 +52,9 @@ struct Releaser {
 using Env = std::unique_ptr<OrtEnv, Releaser<&OrtApi::ReleaseEnv>>;
 using Options = std::unique_ptr<OrtSessionOptions, Releaser<&OrtApi::ReleaseSessionOptions>>;
 using Session = std::unique_ptr<OrtSession, Releaser<&OrtApi::ReleaseSession>>;
+using Binding = std::unique_ptr<OrtIoBinding, Releaser<&OrtApi::ReleaseIoBinding>>;
+using Memory = std::unique_ptr<OrtMemoryInfo, Releaser<&OrtApi::ReleaseMemoryInfo>>;
+using CudaOptions = std::unique_ptr<OrtCUDAProviderOptionsV2, Releaser<&OrtApi::ReleaseCUDAProviderOptions>>;
 using Value = std::unique_ptr<OrtValue, Releaser<&OrtApi::ReleaseValue>>;
 using TypeInfo = std::unique_ptr<OrtTypeInfo, Releaser<&OrtApi::ReleaseTypeInfo>>;
 using ShapeInfo = std::unique_ptr<OrtTensorTypeAndShapeInfo, Releaser<&OrtApi::ReleaseTensorTypeAndShapeInfo>>;
@@ -101,12 +105,17 @@ float half_to_float(std::uint16_t bits) {
   return (bits & 0x8000) != 0 ? -value : value;
 }
 
+Memory memory_of(const char* device, int number) {
+  return make<Memory>(ort->CreateMemoryInfo, device, OrtDeviceAllocator, number, OrtMemTypeDefault);
+}
+
 // A decoder with the usual names: input_ids, attention_mask, position_ids, past_key_values.N.key/value in;
-// logits, present.N.key/value out.
+// logits, present.N.key/value out. The cache lives in `cache_memory`, where the session runs.
 class Decoder {
  public:
-  Decoder(const OrtEnv* env, const std::string& path, const OrtSessionOptions* options)
-      : session_(make<Session>(ort->CreateSession, env, std::basic_string<ORTCHAR_T>(path.begin(), path.end()).c_str(),
+  Decoder(const OrtEnv* env, const std::string& path, const OrtSessionOptions* options, Memory cache_memory)
+      : cache_memory_(std::move(cache_memory)),
+        session_(make<Session>(ort->CreateSession, env, std::basic_string<ORTCHAR_T>(path.begin(), path.end()).c_str(),
                                options)) {
     check(ort->GetAllocatorWithDefaultOptions(&allocator_));
     std::size_t count = 0;
@@ -144,30 +153,38 @@ class Decoder {
         {"input_ids", tokens},
         {"attention_mask", std::vector<std::int64_t>(static_cast<std::size_t>(length_), 1)},
         {"position_ids", positions}};
+    const Binding binding = make<Binding>(ort->CreateIoBinding, session_.get());
     std::vector<Value> feeds;
-    std::vector<const char*> names, results;
-    std::vector<const OrtValue*> values;
     for (const auto& [name, type] : plain_) {
       const auto found = known.find(name);
       if (found == known.end()) throw std::runtime_error("the model has an input that this sample does not know: " + name);
       feeds.push_back(integers(found->second, type));
-      names.push_back(name.c_str());
-      values.push_back(feeds.back().get());
+      check(ort->BindInput(binding.get(), name.c_str(), feeds.back().get()));
     }
-    for (const auto& [name, value] : inputs_) {
-      names.push_back(name.c_str());
-      values.push_back(value.get());
+    for (const auto& [name, value] : inputs_) check(ort->BindInput(binding.get(), name.c_str(), value.get()));
+    const Memory here = memory_of("Cpu", 0);
+    for (const std::string& name : outputs_) {
+      const Memory& memory = name == outputs_[0] ? here : cache_memory_;  // logits are read here
+      check(ort->BindOutputToDevice(binding.get(), name.c_str(), memory.get()));
     }
-    for (const std::string& name : outputs_) results.push_back(name.c_str());
-    std::vector<OrtValue*> raw(outputs_.size(), nullptr);
-    check(ort->Run(session_.get(), nullptr, names.data(), values.data(), values.size(), results.data(), results.size(),
-                   raw.data()));
-    const Value logits(raw[0]);
-    for (std::size_t i = 0; i < inputs_.size(); ++i) inputs_[i].second.reset(raw[i + 1]);  // the cache of the next step
-    return likeliest(logits.get());
+    check(ort->RunWithBinding(session_.get(), nullptr, binding.get()));
+    std::vector<Value> results = results_of(binding.get());
+    for (std::size_t i = 0; i < inputs_.size(); ++i) inputs_[i].second = std::move(results[i + 1]);  // of the next step
+    return likeliest(results[0].get());
   }
 
  private:
+  // What a run left, in the order of `outputs_`.
+  std::vector<Value> results_of(const OrtIoBinding* binding) const {
+    OrtValue** raw = nullptr;
+    std::size_t count = 0;
+    check(ort->GetBoundOutputValues(binding, allocator_, &raw, &count));
+    std::vector<Value> results;
+    for (std::size_t i = 0; i < count; ++i) results.emplace_back(raw[i]);
+    check(ort->AllocatorFree(allocator_, raw));
+    return results;
+  }
+
   Value integers(const std::vector<std::int64_t>& numbers, ONNXTensorElementDataType type) const {
     const std::int64_t shape[2] = {1, static_cast<std::int64_t>(numbers.size())};
     Value value = make<Value>(ort->CreateTensorAsOrtValue, allocator_, &shape[0], std::size_t{2}, type);
@@ -210,6 +227,7 @@ class Decoder {
     return best;
   }
 
+  Memory cache_memory_;
   Session session_;
   OrtAllocator* allocator_ = nullptr;
   std::map<std::string, ONNXTensorElementDataType> plain_;
@@ -218,9 +236,20 @@ class Decoder {
   std::int64_t length_ = 0;
 };
 
+// Lets sessions run on a GPU.
+void use_cuda(OrtSessionOptions* options, const std::string& gpu) {
+  const CudaOptions cuda = make<CudaOptions>(ort->CreateCUDAProviderOptions);
+  const char* const keys[] = {"device_id"};
+  const char* const values[] = {gpu.c_str()};
+  check(ort->UpdateCUDAProviderOptions(cuda.get(), keys, values, 1));
+  check(ort->SessionOptionsAppendExecutionProvider_CUDA_V2(options, cuda.get()));
+}
+
 int run(const std::vector<std::string>& arguments) {
   if (arguments.size() < 3) {
-    std::fprintf(stderr, "usage: generate RUNTIME MODEL [--library PATH] [--count N] [--config KEY=VALUE] TOKEN...\n");
+    std::fprintf(stderr,
+                 "usage: generate RUNTIME MODEL [--library PATH] [--cuda GPU] [--count N] [--config KEY=VALUE] "
+                 "TOKEN...\n");
     return 2;
   }
   const OrtApiBase* base = load_runtime(arguments[0].c_str());
@@ -231,12 +260,16 @@ int run(const std::vector<std::string>& arguments) {
   const Env env = make<Env>(ort->CreateEnv, ORT_LOGGING_LEVEL_WARNING, "generate");
   const Options options = make<Options>(ort->CreateSessionOptions);
   std::vector<std::int64_t> tokens;
+  Memory memory = memory_of("Cpu", 0);
   int count = 16;
   for (std::size_t i = 2; i < arguments.size(); ++i) {
     const bool more = i + 1 < arguments.size();
     if (arguments[i] == "--library" && more) {
       void* handle = nullptr;  // stays loaded: the session points into it
       check(ort->RegisterCustomOpsLibrary(options.get(), arguments[++i].c_str(), &handle));
+    } else if (arguments[i] == "--cuda" && more) {
+      use_cuda(options.get(), arguments[++i]);
+      memory = memory_of("Cuda", std::stoi(arguments[i]));
     } else if (arguments[i] == "--count" && more) {
       count = std::stoi(arguments[++i]);
     } else if (arguments[i] == "--config" && more) {
@@ -252,7 +285,7 @@ int run(const std::vector<std::string>& arguments) {
     }
   }
   if (tokens.empty()) throw std::runtime_error("give at least one token");
-  Decoder decoder(env.get(), arguments[1], options.get());
+  Decoder decoder(env.get(), arguments[1], options.get(), std::move(memory));
   for (int i = 0; i < count; ++i) {
     const std::int64_t next = decoder.step(tokens);
     std::printf(i == 0 ? "%lld" : " %lld", static_cast<long long>(next));

@@ -17,7 +17,10 @@
 #endif
 
 typedef struct OrtAllocator OrtAllocator;
+typedef struct OrtCUDAProviderOptionsV2 OrtCUDAProviderOptionsV2;
 typedef struct OrtEnv OrtEnv;
+typedef struct OrtIoBinding OrtIoBinding;
+typedef struct OrtMemoryInfo OrtMemoryInfo;
 typedef struct OrtRunOptions OrtRunOptions;
 typedef struct OrtSession OrtSession;
 typedef struct OrtSessionOptions OrtSessionOptions;
@@ -27,6 +30,9 @@ typedef struct OrtTypeInfo OrtTypeInfo;
 typedef struct OrtValue OrtValue;
 
 typedef enum OrtLoggingLevel { ORT_LOGGING_LEVEL_WARNING = 2 } OrtLoggingLevel;
+
+typedef enum OrtAllocatorType { OrtDeviceAllocator = 0 } OrtAllocatorType;
+typedef enum OrtMemType { OrtMemTypeDefault = 0 } OrtMemType;
 
 typedef enum ONNXTensorElementDataType {
   ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT = 1,
@@ -43,11 +49,8 @@ typedef struct OrtApi {
   void* slot_4[3];
   OrtStatus*(ORT_API_CALL* CreateSession)(const OrtEnv* env, const ORTCHAR_T* path, const OrtSessionOptions* options,
                                           OrtSession** out);  // 7
-  void* slot_8[1];
-  OrtStatus*(ORT_API_CALL* Run)(OrtSession* session, const OrtRunOptions* options, const char* const* input_names,
-                                const OrtValue* const* inputs, size_t input_count, const char* const* output_names,
-                                size_t output_count, OrtValue** outputs);        // 9
-  OrtStatus*(ORT_API_CALL* CreateSessionOptions)(OrtSessionOptions** out);        // 10
+  void* slot_8[2];
+  OrtStatus*(ORT_API_CALL* CreateSessionOptions)(OrtSessionOptions** out);  // 10
   void* slot_11[13];
   OrtStatus*(ORT_API_CALL* SetIntraOpNumThreads)(OrtSessionOptions* options, int threads);  // 24
   void* slot_25[4];
@@ -74,14 +77,17 @@ typedef struct OrtApi {
   OrtStatus*(ORT_API_CALL* GetDimensions)(const OrtTensorTypeAndShapeInfo* info, int64_t* values, size_t count);  // 62
   void* slot_63[2];
   OrtStatus*(ORT_API_CALL* GetTensorTypeAndShape)(const OrtValue* value, OrtTensorTypeAndShapeInfo** out);  // 65
-  void* slot_66[10];
+  void* slot_66[2];
+  OrtStatus*(ORT_API_CALL* CreateMemoryInfo)(const char* name, OrtAllocatorType type, int id, OrtMemType memory_type,
+                                             OrtMemoryInfo** out);  // 68
+  void* slot_69[7];
   OrtStatus*(ORT_API_CALL* AllocatorFree)(OrtAllocator* allocator, void* memory);  // 76
   void* slot_77[1];
   OrtStatus*(ORT_API_CALL* GetAllocatorWithDefaultOptions)(OrtAllocator** out);  // 78
   void* slot_79[13];
   void(ORT_API_CALL* ReleaseEnv)(OrtEnv* env);           // 92
   void(ORT_API_CALL* ReleaseStatus)(OrtStatus* status);  // 93
-  void* slot_94[1];
+  void(ORT_API_CALL* ReleaseMemoryInfo)(OrtMemoryInfo* info);  // 94
   void(ORT_API_CALL* ReleaseSession)(OrtSession* session);  // 95
   void(ORT_API_CALL* ReleaseValue)(OrtValue* value);        // 96
   void* slot_97[1];
@@ -90,6 +96,26 @@ typedef struct OrtApi {
   void(ORT_API_CALL* ReleaseSessionOptions)(OrtSessionOptions* options);               // 100
   void* slot_101[29];
   OrtStatus*(ORT_API_CALL* AddSessionConfigEntry)(OrtSessionOptions* options, const char* key, const char* value);  // 130
+  void* slot_131[2];
+  OrtStatus*(ORT_API_CALL* RunWithBinding)(OrtSession* session, const OrtRunOptions* options,
+                                           const OrtIoBinding* binding);               // 133
+  OrtStatus*(ORT_API_CALL* CreateIoBinding)(OrtSession* session, OrtIoBinding** out);  // 134
+  void(ORT_API_CALL* ReleaseIoBinding)(OrtIoBinding* binding);                         // 135
+  OrtStatus*(ORT_API_CALL* BindInput)(OrtIoBinding* binding, const char* name, const OrtValue* value);  // 136
+  void* slot_137[1];
+  OrtStatus*(ORT_API_CALL* BindOutputToDevice)(OrtIoBinding* binding, const char* name,
+                                               const OrtMemoryInfo* info);  // 138
+  void* slot_139[1];
+  OrtStatus*(ORT_API_CALL* GetBoundOutputValues)(const OrtIoBinding* binding, OrtAllocator* allocator,
+                                                 OrtValue*** values, size_t* count);  // 140
+  void* slot_141[63];
+  OrtStatus*(ORT_API_CALL* SessionOptionsAppendExecutionProvider_CUDA_V2)(
+      OrtSessionOptions* options, const OrtCUDAProviderOptionsV2* cuda_options);               // 204
+  OrtStatus*(ORT_API_CALL* CreateCUDAProviderOptions)(OrtCUDAProviderOptionsV2** out);          // 205
+  OrtStatus*(ORT_API_CALL* UpdateCUDAProviderOptions)(OrtCUDAProviderOptionsV2* options, const char* const* keys,
+                                                      const char* const* values, size_t count);  // 206
+  void* slot_207[1];
+  void(ORT_API_CALL* ReleaseCUDAProviderOptions)(OrtCUDAProviderOptionsV2* options);  // 208
 } OrtApi;
 
 typedef struct OrtApiBase {
@@ -97,7 +123,10 @@ typedef struct OrtApiBase {
   const char*(ORT_API_CALL* GetVersionString)(void);
 } OrtApiBase;
 
-static_assert(offsetof(OrtApi, Run) == 9 * sizeof(void*), "place of Run");
+static_assert(offsetof(OrtApi, CreateSessionOptions) == 10 * sizeof(void*), "place of CreateSessionOptions");
 static_assert(offsetof(OrtApi, RegisterCustomOpsLibrary) == 29 * sizeof(void*), "place of RegisterCustomOpsLibrary");
 static_assert(offsetof(OrtApi, GetTensorTypeAndShape) == 65 * sizeof(void*), "place of GetTensorTypeAndShape");
+static_assert(offsetof(OrtApi, CreateMemoryInfo) == 68 * sizeof(void*), "place of CreateMemoryInfo");
 static_assert(offsetof(OrtApi, AddSessionConfigEntry) == 130 * sizeof(void*), "place of AddSessionConfigEntry");
+static_assert(offsetof(OrtApi, GetBoundOutputValues) == 140 * sizeof(void*), "place of GetBoundOutputValues");
+static_assert(offsetof(OrtApi, ReleaseCUDAProviderOptions) == 208 * sizeof(void*), "place of ReleaseCUDAProviderOptions");

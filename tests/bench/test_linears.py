@@ -50,6 +50,24 @@ def test_all_compute_the_linear_that_is_meant(linears: ModuleType, group: int | 
         assert error > 1e-6  # the rows are rounded: else it is no product of integers that is measured
 
 
+@pytest.mark.parametrize("rotated", [True, False])
+def test_linears_of_halves(linears: ModuleType, rotated: bool) -> None:
+    """Ours rounds its rows, and ONNX Runtime's own does not."""
+    case = linears.Linears(K, N, 2, half=True)
+    rng = np.random.default_rng(0)
+    x = {name: rng.standard_normal((ROWS, K)).astype(np.float16) for name, _ in case.names()}
+    results = _run(case.rotated(0) if rotated else case.runtimes_own(rotate=False), x)
+    matrix = build_matrix(choose_matrix(K, rotations="hadamard", seed=None)).rotate(np.eye(K), axis=1)
+    for index, (result, rows) in enumerate(zip(results, x.values(), strict=True)):
+        packed = case.codes(index, 32)
+        codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(N, K).astype(np.float64) - 8
+        weight = (codes * case.scales(index, None)[:, None]).T
+        expected = (rows @ matrix if rotated else rows) @ weight
+        error = np.abs(result - expected).max() / np.abs(expected).max()
+        assert result.dtype == np.float16
+        assert error < (0.02 if rotated else 0.002)
+
+
 def test_weights_of_eight_bits(linears: ModuleType) -> None:
     case = linears.Linears(K, N, 2)
     x = {name: np.random.default_rng(0).standard_normal((ROWS, K)).astype(np.float32) for name, _ in case.names()}

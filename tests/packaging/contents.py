@@ -38,6 +38,9 @@ def sdist(path: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     for name in (
         "custom_ops/CMakeLists.txt",
+        "custom_ops/cuda.cmake",
+        "custom_ops/cuda_toolkit.py",
+        "custom_ops/hadamard/cuda.cu",
         "passes/base.py",
         "README.md",
         "LICENSE",

@@ -7,10 +7,11 @@ import subprocess
 import sys
 
 from graphrot.doctor.ranges import numbers
-from graphrot.ops.library import library_path
+from graphrot.ops.library import describe, library_path
 
-NEWEST = {"GLIBC": "2.28", "GLIBCXX": "3.4.25", "CXXABI": "1.3.11"}
-"""Those of manylinux_2_28, which ONNX Runtime's own wheels need."""
+NEWEST = {"GLIBC": "2.34" if describe()["cuda"]["built"] else "2.28", "GLIBCXX": "3.4.25", "CXXABI": "1.3.11"}
+"""Those of manylinux_2_28, which ONNX Runtime's own wheels need. CUDA's runtime calls functions of threads and of the
+loader, which moved in glibc 2.34: where it was linked with that or a newer one, it asks for it."""
 
 
 def dynamic_symbols() -> list[str]:
