@@ -63,8 +63,8 @@ GRAPHROT_DEVICE Place place_of(const AttendShape& shape, unsigned task, unsigned
 }
 
 // Of the block: tiles of many queries see more slots the later they are, and so come first.
-GRAPHROT_DEVICE Place place_of_block(const AttendShape& shape) {
-  const unsigned run = blockIdx.x % shape.runs, rest = blockIdx.x / shape.runs;
+GRAPHROT_DEVICE Place place_of_block(const AttendShape& shape, unsigned block) {
+  const unsigned run = block % shape.runs, rest = block / shape.runs;
   return place_of(shape, rest % shape.tasks, shape.tiles - 1 - rest / shape.tasks, run);
 }
 
@@ -83,15 +83,12 @@ GRAPHROT_DEVICE Sight sight_of_query(const AttendShape& shape, const Place& plac
 // Rows of one head follow one another without a gap, so a tile is one run of bytes: it is copied in 16-byte pieces that
 // lie on 16-byte addresses, whatever the length of a row, and begins up to three words into the first.
 struct CacheHead {
-  std::int64_t first;  // byte of the piece that holds slot 0's first byte
-  unsigned skip;       // words before it in that piece
+  std::int64_t head;  // byte of slot 0's row: of keys as of values, so that both take one place in registers
+  unsigned skip;      // words before it in the piece that holds it
 
   GRAPHROT_DEVICE CacheHead(const std::uint8_t* all, const AttendShape& shape, const Place& place) {
-    const std::int64_t head =
-        static_cast<std::int64_t>(place.row * shape.kv_heads + place.head) * shape.slots * shape.row_words * 4;
-    const auto past = static_cast<unsigned>((reinterpret_cast<std::uintptr_t>(all) + head) % 16);
-    first = head - past;
-    skip = past / 4;
+    head = static_cast<std::int64_t>(place.row * shape.kv_heads + place.head) * shape.slots * shape.row_words * 4;
+    skip = static_cast<unsigned>((reinterpret_cast<std::uintptr_t>(all) + head) % 16) / 4;
   }
 
   // Slots [tile * tile_slots, last) of `memory`, all of the cache. What lies behind is zeros: it is read, since all tiles
@@ -101,7 +98,7 @@ struct CacheHead {
                             Shared<unsigned> to, unsigned thread) const {
     const auto bytes = static_cast<std::int64_t>(shape.cache_bytes);
     const std::int64_t row = 4 * static_cast<std::int64_t>(shape.row_words);
-    const std::int64_t from = first + std::int64_t{tile} * shape.tile_slots * row, end = first + 4 * skip + last * row;
+    const std::int64_t from = head - 4 * skip + std::int64_t{tile} * shape.tile_slots * row, end = head + last * row;
     if ((tile + 1) * static_cast<int>(shape.tile_slots) <= last && from >= 0 &&
         from + 16 * static_cast<std::int64_t>(shape.tile_pieces) <= bytes) {  // nearly always
       const std::uint8_t* source = memory + from + 16 * thread;

@@ -20,7 +20,7 @@ template <int Bits, int Channels>
 GRAPHROT_KERNEL(kFewThreads, kFewBlocks<Channels>) attend_few_kernel(const AttendShape shape) {
   constexpr int kSlots = kFewSlots<Bits, Channels>;
   using Work = Panel<Bits, Channels, 1, kSlots>;
-  const Place place = place_of_block(shape);
+  const Place place = place_of_block(shape, blockIdx.x);
   if (place.run >= place.runs) return;
   const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, i = lane % 4, query = lane / 4;
   const unsigned octet = (place.row * shape.kv_heads + place.head) * shape.octets + place.first / kOctet;

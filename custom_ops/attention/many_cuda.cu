@@ -13,7 +13,7 @@ template <int Bits, int Channels>
 GRAPHROT_KERNEL(kManyThreads, kManyBlocks<Channels>) attend_many_kernel(const AttendShape shape) {
   constexpr int kSlots = kManySlots, kOctets = kManyOctets<Channels>;
   using Work = Panel<Bits, Channels, kOctets, kSlots>;
-  const Place place = place_of_block(shape);
+  const Place place = place_of_block(shape, blockIdx.x);
   if (place.run >= place.runs) return;
   const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, i = lane % 4;
   const unsigned first = warp * kOctets * kOctet + lane / 4;  // of the lane's queries, one in each octet
@@ -49,18 +49,20 @@ GRAPHROT_KERNEL(kManyThreads, kManyBlocks<Channels>) attend_many_kernel(const At
     work.attend(key_rows, value_rows, sight, tile * kSlots, shape.cap, shape.scaled);
   }
   work.end();
+  // Worked out again: there are no registers in which it could wait.
+  const Place done = place_of_block(shape, anew(blockIdx.x));
   GRAPHROT_UNROLL
   for (unsigned o = 0; o < kOctets; ++o) {
     const unsigned query = first + o * kOctet;
-    if (query >= place.count) continue;
-    if (i == 0) put_total(shape, place, query, work.top(o, shape.scaled), work.total[o]);
+    if (query >= done.count) continue;
+    if (i == 0) put_total(shape, done, query, work.top(o, shape.scaled), work.total[o]);
     GRAPHROT_UNROLL
     for (unsigned part = 0; part < Work::kChannelParts; ++part) {
       unsigned channel;
       if (!channel_of<Bits>(shape, 8 * (4 * part + i), channel)) continue;
       float x[8];
       work.channels(o, part, x);
-      put_channels(shape, place, query, channel, work.total[o], x);
+      put_channels(shape, done, query, channel, work.total[o], x);
     }
   }
 }

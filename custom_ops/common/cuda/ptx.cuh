@@ -26,6 +26,14 @@ GRAPHROT_DEVICE uint4 load16(const void* from) {
 #endif
 }
 
+// The same number, of which the compiler does not know that it had it before.
+GRAPHROT_DEVICE unsigned anew(unsigned value) {
+#if !defined(GRAPHROT_CUDA_ON_CPU)
+  asm volatile("" : "+r"(value));
+#endif
+  return value;
+}
+
 GRAPHROT_DEVICE uint2 load8(const void* from) {
 #if defined(GRAPHROT_CUDA_ON_CPU)
   shim::check_global(from, 8, 8, "load8");
