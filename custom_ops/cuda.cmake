@@ -74,7 +74,8 @@ function(graphrot_find_cuda reason)
     endif()
     list(APPEND code "-gencode=arch=compute_${architecture},code=${kinds}")
   endforeach()
-  set(flags -std=c++17 -O3 -ccbin ${CMAKE_CXX_COMPILER} -I${include} -Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra
+  # Products and sums are rounded as written, as in the tests on the CPU: kernels say fmaf where they mean it.
+  set(flags -std=c++17 -O3 -fmad=false -ccbin ${CMAKE_CXX_COMPILER} -I${include} -Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra
     -Xfatbin=-compress-all)
   if(GRAPHROT_WERROR)
     list(APPEND flags -Werror=all-warnings -Xcompiler=-Werror)

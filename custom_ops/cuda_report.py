@@ -153,7 +153,7 @@ def of_source(source: Path, architecture: str) -> list[Kernel]:
         raise Failure("nvcc was not found: install the CUDA toolkit, or pip install nvidia-cuda-nvcc", 4)
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernels.cubin"
-        flags = ["-std=c++17", "-O3", f"-arch=sm_{architecture}", "-Xptxas=-v", f"-I{ROOT}", "-cubin"]
+        flags = ["-std=c++17", "-O3", "-fmad=false", f"-arch=sm_{architecture}", "-Xptxas=-v", f"-I{ROOT}", "-cubin"]
         return with_instructions(list(parse_ptxas(ask(nvcc, *flags, "-o", cubin, source))), cubin)
 
 

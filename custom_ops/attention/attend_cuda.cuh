@@ -118,7 +118,7 @@ struct CacheHead {
           to[4 * piece + k] = inside ? *reinterpret_cast<const unsigned*>(memory + word) : 0u;
         }
       } else {
-        cp_async16(to.at(4 * piece), memory + (at < end ? at : 0), at < end);
+        cp_async16(to.at(4 * piece), memory + at, at < end);  // where not read, the address must be aligned, too
       }
     }
   }

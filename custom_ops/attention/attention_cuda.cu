@@ -70,6 +70,26 @@ unsigned runs_of(const Plan& plan, const CudaDevice& device) {
   return runs < 1 ? 1 : runs;
 }
 
+// Queries and slots into tiles, for one kernel or the other.
+void cut(Plan& plan, int bits, bool few) {
+  AttendShape& shape = plan.shape;
+  const unsigned channels = cuda::padded_channels(shape.head_size);
+  const bool wide = channels > 128;
+  plan.few = few;
+  const int each = wide ? cuda::kManyOctets<256> : cuda::kManyOctets<128>;
+  const int octets = plan.few ? 1 : static_cast<int>(cuda::kManyWarps) * each;
+  const int few_slots = bits == 4 && !wide ? cuda::kFewSlots<4, 128> : cuda::kFewSlots<8, 256>;
+  shape.tile_rows = kOctet * static_cast<unsigned>(octets);
+  shape.tile_slots = static_cast<unsigned>(plan.few ? few_slots : cuda::kManySlots);
+  shape.least_tiles = plan.few ? cuda::kFewWarps : 2;
+  shape.tiles = divide_up(shape.rows, shape.tile_rows);
+  shape.octets = shape.tiles * shape.tile_rows / kOctet;
+  // Products take padded channels: behind the last row so many words are read, and come to nothing.
+  const unsigned padded_words = channels / (bits == 4 ? 8 : 4);
+  const unsigned behind = padded_words > shape.row_words ? padded_words - shape.row_words : 0;
+  shape.tile_pieces = divide_up(3 + std::size_t{shape.tile_slots} * shape.row_words + behind, 4);
+}
+
 Plan plan_of(const AttentionForm& form, const AttentionCall& call) {
   check_sizes(form, call);
   Plan plan{};
@@ -85,27 +105,17 @@ Plan plan_of(const AttentionForm& form, const AttentionCall& call) {
   shape.tasks = static_cast<unsigned>(call.batch) * shape.kv_heads;
   shape.rows = shape.tokens * shape.group;
   const unsigned channels = cuda::padded_channels(shape.head_size);
-  const bool wide = channels > 128;
-  plan.few = shape.rows <= kFewQueries;
-  const int each = wide ? cuda::kManyOctets<256> : cuda::kManyOctets<128>;
-  const int octets = plan.few ? 1 : static_cast<int>(cuda::kManyWarps) * each;
-  const int few_slots = bits == 4 && !wide ? cuda::kFewSlots<4, 128> : cuda::kFewSlots<8, 256>;
-  shape.tile_rows = kOctet * static_cast<unsigned>(octets);
-  shape.tile_slots = static_cast<unsigned>(plan.few ? few_slots : cuda::kManySlots);
-  shape.least_tiles = plan.few ? cuda::kFewWarps : 2;
-  shape.tiles = divide_up(shape.rows, shape.tile_rows);
-  shape.octets = shape.tiles * shape.tile_rows / kOctet;
+  const CudaDevice device = current_device();
+  cut(plan, bits, shape.rows <= kFewQueries);
+  // The tiles of few queries, 8 bits and 256 channels are more than the smallest devices (sm_86) have for a block.
+  if (plan.few && cuda::few_shared_bytes(shape) > device.shared_bytes) cut(plan, bits, false);
   shape.slots = static_cast<unsigned>(call.slots);
-  // Products take padded channels: behind the last row so many words are read, and come to nothing.
-  const unsigned padded_words = channels / (bits == 4 ? 8 : 4);
-  const unsigned behind = padded_words > shape.row_words ? padded_words - shape.row_words : 0;
-  shape.tile_pieces = divide_up(3 + std::size_t{shape.tile_slots} * shape.row_words + behind, 4);
   const bool windowed = form.window >= 0 && form.window <= static_cast<std::int64_t>(kMost);
   shape.window = windowed ? static_cast<int>(form.window) : -1;
   shape.causal = form.causal;
   shape.cap = form.softcap * kLog2E;
   shape.scaled = form.softcap > 0.0f || call.mask.data != nullptr;
-  shape.runs = shape.tasks * shape.tiles == 0 ? 1 : runs_of(plan, current_device());
+  shape.runs = shape.tasks * shape.tiles == 0 ? 1 : runs_of(plan, device);
 
   std::size_t end = 0;
   const auto part = [&end](std::size_t bytes) {

@@ -132,6 +132,9 @@ void SharedMemory::write(std::size_t first, std::size_t bytes, const void* from)
 
 void SharedMemory::copy(std::size_t first, const void* from, bool valid) {
   mark_write(first, kCopied, "begins a copy to");
+  if (reinterpret_cast<std::uintptr_t>(from) % kCopied != 0) {  // whether it is read or not
+    throw Violation(thread_words(thread_number()) + " copies 16 bytes of global memory that are not aligned");
+  }
   if (valid) check_global(from, kCopied, kCopied, "copies");
   for (std::size_t i = first; i < first + kCopied; ++i) {
     marks_[i].written = kUnderWay;

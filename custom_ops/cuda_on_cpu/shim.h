@@ -13,19 +13,19 @@
 #include "cuda_on_cpu/guarded.h"
 #include "cuda_on_cpu/shared.h"
 
-struct uint2 {
+struct alignas(8) uint2 {
   unsigned x, y;
 };
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
-struct int2 {
+struct alignas(8) int2 {
   int x, y;
 };
 struct alignas(16) int4 {
   int x, y, z, w;
 };
-struct float2 {
+struct alignas(8) float2 {
   float x, y;
 };
 struct alignas(16) float4 {

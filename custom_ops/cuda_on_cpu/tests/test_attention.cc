@@ -47,6 +47,27 @@ void check_sizes() {
   }
 }
 
+// Devices whose blocks have least shared memory (sm_86) run every size, too.
+void check_small_device() {
+  for (const std::size_t size : {64, 128, 192, 256}) {
+    for (const int bits : {4, 8}) {
+      for (const std::size_t tokens : {1, 19}) {
+        AttentionShape s;
+        s.head_size = size;
+        s.bits = bits;
+        s.kv_heads = 1;
+        s.group = 2;
+        s.rotation_order = size == 192 ? 12 : 1;
+        s.tokens = tokens;
+        s.past_slots = 300;
+        shim::set_device({8, 6, 16, 99 * 1024});
+        check<Half>(s);
+      }
+    }
+  }
+  set_multiprocessors(2);
+}
+
 void check_edges() {
   for (const std::size_t past : {0, 1, 30, 31, 63, 64, 255, 256}) {
     for (const int bits : {4, 8}) {
@@ -396,6 +417,7 @@ void check_refusals() {
 
 int main() {
   check_sizes();
+  check_small_device();
   check_edges();
   check_meanings();
   check_lengths();

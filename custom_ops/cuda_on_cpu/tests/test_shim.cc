@@ -233,6 +233,10 @@ void copies() {
   });
   refused({"never waited for"}, 1, [&] { copy(0, true); });
   refused({"takes 16 bytes at 8"}, 1, [&] { cp_async16(shared_array<int>(0, 8).at(2), numbers.data(), true); });
+  for (const bool valid : {true, false}) {  // an address that is not read is still one
+    refused({"not aligned"}, 1,
+            [&] { cp_async16(shared_array<int>(0, 8).at(0), numbers.data() + 1, valid); });
+  }
   refused({"takes 16 bytes at 32"}, 1, [&] { cp_async16(shared_array<int>(0, 8).at(8), numbers.data(), true); });
   refused({"copies 16 bytes of global memory at 128 of a buffer of 128"}, 1,
           [&] { cp_async16(shared_array<int>(0, 8).at(0), numbers.data() + 32, true); });
