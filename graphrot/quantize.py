@@ -133,7 +133,14 @@ def quantize(
             provider=recipe.provider,
         )
     else:
-        report = emit_portable(model, linears=written, tables=tables.records, activations=activations, float16=float16)
+        report = emit_portable(
+            model,
+            linears=written,
+            tables=tables.records,
+            activations=activations,
+            float16=float16,
+            provider=recipe.provider,
+        )
     model.graph.sort()
     return Quantized(report.quantized, report.notes, report.linear_bits_per_weight)
 

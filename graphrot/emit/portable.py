@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import onnx_ir as ir
 
@@ -22,6 +23,11 @@ _LEVEL_NOTE = (
 _GROUP_NOTE = "8-bit weights in groups run several times slower than float in ONNX Runtime with that option"
 _INT4_NOTE = "4-bit activations are computed in float: they run at float speed"
 _INT8_NOTE = "8-bit activations are rounded by QuantizeLinear and multiplied in float: they run at float speed"
+_CUDA_NOTE = "{bits}-bit activations are rounded by Div and Round, and multiplied in the type of the file"
+_CUDA_WEIGHTS_NOTE = (
+    "8-bit weights are decoded when the model is loaded: ONNX Runtime's CUDA provider has no kernel that reads them "
+    "in blocks, and they lie in its memory in the type of the file"
+)
 
 
 def emit_portable(
@@ -31,6 +37,7 @@ def emit_portable(
     tables: Sequence[QuantizedTable] = (),
     activations: Sequence[QuantizedActivation] = (),
     float16: bool = False,
+    provider: Literal["cpu", "cuda"] = "cpu",
 ) -> EmitReport:
     """Finish a model in canonical form: shapes are shared, unused initializers go.
 
@@ -40,6 +47,7 @@ def emit_portable(
         tables: records of ``QuantizeTables``.
         activations: records of ``QuantizeActivations``.
         float16: the model is narrowed to float16 afterwards.
+        provider: where the model is to run.
 
     Raises:
         InputRefused: the model's opset is below 21.
@@ -50,7 +58,7 @@ def emit_portable(
     drop_unused_initializers(model)
     return EmitReport(
         target="portable",
-        notes=_notes(linears, activations),
+        notes=_notes(linears, activations, cuda=provider == "cuda"),
         quantized=entries(linears, tables),
         linear_bits_per_weight=bits_per_weight(
             ((linear, _parts(model, linear)) for linear in linears if not linear.is_head), float16=float16
@@ -58,7 +66,12 @@ def emit_portable(
     )
 
 
-def _notes(linears: Sequence[QuantizedLinear], activations: Sequence[QuantizedActivation]) -> tuple[str, ...]:
+def _notes(
+    linears: Sequence[QuantizedLinear], activations: Sequence[QuantizedActivation], *, cuda: bool
+) -> tuple[str, ...]:
+    if cuda:
+        rounded = tuple(_CUDA_NOTE.format(bits=bits) for bits in sorted({a.bits for a in activations}, reverse=True))
+        return (_CUDA_WEIGHTS_NOTE, *rounded) if any(linear.grid.bits == 8 for linear in linears) else rounded
     notes: list[str] = []
     blocked = any(x.grid.bits == 8 and x.grid.group is not None for x in linears)
     if blocked or any(x.grid.bits == 4 for x in linears):

@@ -42,6 +42,22 @@ def test_sizes_are_left_to_the_cpu() -> None:
     assert "BitwiseXor that makes 'y' (int64)" in refused(graph(mixed))
 
 
+def test_weights_that_no_kernel_decodes_are_no_arithmetic_of_sizes() -> None:
+    text = (
+        "(float16[n, 8] x) => (float16[n, 4] y) { d = DequantizeLinear<axis=0, block_size=8>(w, s) y = MatMul(x, d) }"
+    )
+    model = graph(text, w=np.ones((8, 4), np.int8), s=np.ones((1, 4), np.float16))
+    assert "DequantizeLinear that makes 'd' (the kernel takes no blocks of 8-bit numbers)" in refused(model)
+
+
+@pytest.mark.parametrize(("count", "dtype"), [(101, np.float32), (100, np.float16)])
+def test_a_lookup_by_sizes_is_no_arithmetic_of_sizes(count: int, dtype: type) -> None:
+    """ONNX Runtime leaves it on the GPU where the table is large, or in 16 bits; so what follows needs a kernel."""
+    text = "(float16[n, m] x) => (float[2] z) { s = Shape(x) y = Gather(w, s) f = Cast<to=1>(y) z = Mish(f) }"
+    assert "Mish that makes 'z' (float)" in refused(graph(text, w=np.ones(count, dtype)))
+    assert check_cuda(graph(text, w=np.ones(100, np.float32))) == 3
+
+
 def test_constants_are_computed_when_a_model_is_loaded() -> None:
     text = "(uint8[2] x) => (uint8[2] y) { c = BitwiseNot(w) y = Add(x, c) }"
     model = graph(text, w=np.array([1, 2], np.uint8))

@@ -24,8 +24,8 @@ from tests.tiny import VOCAB
 NAMES = {"float16": F16, "bfloat16": BF16}
 
 
-SCALES = {("MatMulNBits", 2), ("GroupQueryAttention", 12), ("GroupQueryAttention", 13)}
-"""Float32 where the operator wants them so, or multiplies the logits' float32."""
+SCALES = {("Mul", 1), ("MatMulNBits", 2), ("GroupQueryAttention", 12), ("GroupQueryAttention", 13)}
+"""Float32 where the operator wants them so, multiplies the logits' float32, or decodes weights at load time."""
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("llama_tied", {"recipe": "w4a8kv4"}),
@@ -36,6 +36,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", {"recipe": "rotate-only", "solver": None, "dtype": "bfloat16"}),
     ("gpt2", {"recipe": "w4a8kv8"}),
     ("phi3", {"recipe": "w4a8", "target": "portable"}),
+    ("gpt2", {"recipe": "w4a8", "weights": "int8", "embedding": "int8", "head": "int8", "target": "portable"}),
 ]
 
 
@@ -85,6 +86,17 @@ def test_what_is_measured(dtype: str | None, tmp_path: Path) -> None:
     with pytest.raises(Unrunnable) as found:
         open_decoder(tmp_path / "x")
     assert "--provider cuda, which it was written for" in str(found.value)
+
+
+@pytest.mark.parametrize("recipe", ["w4a8", "w4a4kv4"])
+def test_notes_of_a_portable_file_are_about_cuda(recipe: str) -> None:
+    """Not about what ONNX Runtime does on the CPU, nor about nodes that are not in the file."""
+    options: dict[str, Any] = {"recipe": recipe, "solver": "rtn", "kv": "none", "certificate": None}
+    result = graphrot.convert(tiny_onnx("llama_tied"), provider="cuda", target="portable", **options)
+    words = "; ".join(result.notes)
+    assert f"{recipe[3]}-bit activations are rounded by Div and Round" in words
+    assert "on CPU" not in words and "QuantizeLinear" not in words
+    assert not any(node.op_type == "QuantizeLinear" for node in result.model.graph)
 
 
 def test_float32_is_refused() -> None:

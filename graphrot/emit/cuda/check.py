@@ -1,8 +1,9 @@
 """Every node of a file for CUDA has a CUDA kernel: checked against the list, before the file is written.
 
 Three kinds of nodes need none. What is made of constants alone is computed when the model is loaded. What is made of
-shapes alone is small arithmetic of sizes, which ONNX Runtime leaves on the CPU by its own rule, where shapes are. The
-bodies of graphrot's functions run only without graphrot's library.
+shapes and small constants is arithmetic of sizes, which ONNX Runtime leaves on the CPU by its own rule, where shapes
+are; by the same rule a lookup in a table is not, and nothing in 16 bits. The bodies of graphrot's functions run only
+without graphrot's library.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from graphrot.ops.hadamard import DOMAIN
 LARGEST_BLOCK = 128
 """Weights in a block of MatMulNBits, at most, for its CUDA kernel."""
 
+_SMALL = 100
+"""Numbers in a constant, at most, beside which ONNX Runtime leaves arithmetic of sizes on the CPU."""
+_HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 _SHOWN = 4
 """Nodes that are named in a refusal."""
 _SIZES = frozenset({"Shape", "Size"})
@@ -56,6 +60,7 @@ def without_kernel(model: ir.Model, kernels: KernelList) -> tuple[int, list[str]
     opset = model.opset_imports.get("", 1)
     types = value_types(model)
     fixed = {value for value in model.graph.initializers.values() if not value.is_graph_input()}
+    small = {value for value in fixed if _is_small(value)}
     sizes: set[ir.Value] = set()
     count = 0
     missing: list[str] = []
@@ -64,10 +69,11 @@ def without_kernel(model: ir.Model, kernels: KernelList) -> tuple[int, list[str]
         inner = list(_inner(node))
         if all(value in fixed for value in given) and not inner and _is_folded(node):
             fixed.update(node.outputs)
+            small.update(node.outputs)
             continue
         if node.op_type in _SIZES and is_standard(node):
             sizes.update(node.outputs)
-        elif not inner and given and all(value in sizes or value in fixed for value in given) and is_standard(node):
+        elif _is_arithmetic(node, given, sizes, small) and not inner:
             sizes.update(node.outputs)
             count += 1
             continue
@@ -76,6 +82,17 @@ def without_kernel(model: ir.Model, kernels: KernelList) -> tuple[int, list[str]
         if reason is not None:
             missing.append(reason)
     return count, missing
+
+
+def _is_arithmetic(node: ir.Node, given: list[ir.Value], sizes: set[ir.Value], small: set[ir.Value]) -> bool:
+    """Whether a node computes with sizes: at least one of them, and small constants."""
+    others = [value for value in given if value not in sizes]
+    return is_standard(node) and len(others) < len(given) and all(value in small for value in others)
+
+
+def _is_small(value: ir.Value) -> bool:
+    tensor = value.const_value
+    return tensor is None or (tensor.size <= _SMALL and tensor.dtype not in _HALVES)
 
 
 def _is_folded(node: ir.Node) -> bool:

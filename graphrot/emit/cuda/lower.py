@@ -2,7 +2,8 @@
 
 * Inputs that are rounded per token by QuantizeLinear with blocks: its CUDA kernel takes blocks of 4-bit numbers only. A
   Div and a Round make the same whole numbers, which stay floats.
-* Lookups in integer tables: DequantizeLinear with blocks takes no 8-bit numbers there. Cast, Sub and Mul decode them.
+* Lookups in integer tables, and 8-bit weights of target portable: DequantizeLinear with blocks takes no 8-bit numbers
+  there. Cast, Sub and Mul decode them; weights once, when the model is loaded.
 * Codes of 4 bits, two to a byte: there is no BitwiseAnd and no BitShift. Integer Div, Mul and Sub take them apart.
 * MatMulNBits of 8 bits whose float16 scales would get a cast on the CPU: there its level 4 returns wrong numbers with
   scales that are computed, so that it has level 0. On CUDA the level means nothing.
@@ -35,7 +36,7 @@ def lower_for_cuda(model: ir.Model) -> int:
     model.graph.sort()
     lowering = _Lowering(model)
     for node in list(model.graph):
-        if node.graph is not None and not _is_fixed(node):
+        if node.graph is not None and (node.op_type == "DequantizeLinear" or not _is_fixed(node)):
             lowering.visit(node)
     drop_unused_initializers(model)
     model.graph.sort()
@@ -43,7 +44,7 @@ def lower_for_cuda(model: ir.Model) -> int:
 
 
 def _is_fixed(node: ir.Node) -> bool:
-    """Made of constants alone: computed, or a weight that a matmul decodes."""
+    """Made of constants alone: computed when the model is loaded, or a weight that a matmul decodes."""
     return all(value is None or is_constant(value) for value in node.inputs)
 
 
