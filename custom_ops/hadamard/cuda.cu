@@ -92,7 +92,7 @@ void hadamard_cuda(const CudaHadamard& problem, Element element, const void* in,
     work = cuda::divide_up(problem.order, cuda::kTile) * cuda::divide_up(width, cuda::kVector) * together;
   }
   const std::size_t spans = cuda::divide_up(blocks, together);
-  launch(cuda::hadamard_spans, static_cast<unsigned>(spans), cuda::block_threads(work, spans, 0),
+  launch(cuda::hadamard_spans, static_cast<unsigned>(spans), cuda::block_threads(work, spans, 0, span),
          cuda::swizzled_floats(span) * sizeof(float), stream, in, out, channels, static_cast<unsigned>(span),
          cuda::rotation_of(problem), element, aligned && span % cuda::kVector == 0);
 }

@@ -27,11 +27,13 @@ inline constexpr unsigned kTile = 4;                  // columns of the factor i
 inline constexpr unsigned kMostThreads = 384;         // of a block: a thread has 168 registers, which is enough
 inline constexpr std::size_t kMostOrder = kMostThreads * kTile;
 
-// Threads of a block for so many pieces of work: with many blocks, small ones that share a multiprocessor, so that one
-// computes while another waits for memory. In place, each group of columns of the factor must have a thread.
+// Threads of a block for so many pieces of work on so many floats in shared memory: with many blocks, small ones that
+// share a multiprocessor, so that one computes while another waits for memory; not where few would fit. In place, each
+// group of columns of the factor must have a thread.
 inline constexpr std::size_t kManyBlocks = 256;
-inline unsigned block_threads(std::size_t work, std::size_t blocks, std::size_t groups) {
-  std::size_t most = blocks < kManyBlocks ? kMostThreads : 128;
+inline constexpr std::size_t kSmallFloats = std::size_t{1} << 14;
+inline unsigned block_threads(std::size_t work, std::size_t blocks, std::size_t groups, std::size_t floats) {
+  std::size_t most = blocks < kManyBlocks || floats > kSmallFloats ? kMostThreads : 128;
   if (most < groups) most = groups;
   const std::size_t threads = ((work < most ? work : most) + kWarp - 1) / kWarp * kWarp;
   return threads < 64 ? 64u : static_cast<unsigned>(threads);

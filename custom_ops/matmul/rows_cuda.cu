@@ -218,7 +218,7 @@ unsigned threads_for(const CudaRowsProblem& problem, std::size_t rows) {
     const std::size_t width = problem.rotation->size / problem.rotation->order;
     work = groups * (problem.channels / problem.rotation->size) * ((width + kVector - 1) / kVector);
   }
-  return block_threads(work, rows, groups);
+  return block_threads(work, rows, groups, problem.channels);
 }
 
 }  // namespace
