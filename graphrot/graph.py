@@ -66,6 +66,25 @@ def node_of(values: Mapping[str, ir.Value], first_output: str) -> ir.Node:
     return node
 
 
+def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
+    """The graphs among a node's attributes; attributes that refer to a function's are none."""
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
+def inner_nodes(node: ir.Node) -> Iterator[ir.Node]:
+    """The nodes of a node's subgraphs, and of theirs."""
+    for graph in subgraphs(node):
+        for inner in graph:
+            yield inner
+            yield from inner_nodes(inner)
+
+
 def is_constant(value: ir.Value | None, *, depth: int = 8) -> bool:
     """True for an initializer, a Constant, or movement and casts of those (up to ``depth`` nodes)."""
     if value is None:

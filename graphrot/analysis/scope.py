@@ -6,12 +6,10 @@ read it and trust it for labels. Everything else depends on the data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import onnx_ir as ir
 
-from graphrot.graph import FLOATS, is_constant, read_constant, sliced
+from graphrot.graph import FLOATS, is_constant, read_constant, sliced, subgraphs
 
 _RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
@@ -45,14 +43,6 @@ def node_name(node: ir.Node) -> str:
 def reads_type_only(node: ir.Node, position: int) -> bool:
     """The second input of CastLike gives its data type and nothing else."""
     return node.op_type == "CastLike" and position == 1 and is_standard(node)
-
-
-def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
 
 
 class Scope:

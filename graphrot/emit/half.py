@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -22,7 +22,14 @@ from graphrot.emit.half_constants import Constants
 from graphrot.emit.half_rules import Provider, has_kernel, kind_of, reads_any_type
 from graphrot.emit.half_states import States, assign, has_graph, limits
 from graphrot.folded import used_names
-from graphrot.graph import WeightStore, add_initializer, drop_unused_initializers, read_constant, unique_name
+from graphrot.graph import (
+    WeightStore,
+    add_initializer,
+    drop_unused_initializers,
+    inner_nodes,
+    read_constant,
+    unique_name,
+)
 from graphrot.model.floats import is_standard
 from graphrot.model.widen import forget_shapes
 from graphrot.progress import Progress, silent
@@ -238,7 +245,7 @@ class _Narrowing:
 
     def _capture(self, node: ir.Node) -> None:
         """Subgraphs stay float32, and so does what they read from outside."""
-        for inner in _inner_nodes(node):
+        for inner in inner_nodes(node):
             for index, value in enumerate(inner.inputs):
                 if value is not None and value in self.states.floats:
                     inner.replace_input_with(index, self._operand(value, _FLOAT, node))
@@ -262,16 +269,3 @@ class _Narrowing:
         for value, dtype in self.types.items():
             if value.type is not None or value.is_graph_input() or value.is_graph_output():
                 value.type = ir.TensorType(dtype)
-
-
-def _inner_nodes(node: ir.Node) -> Iterator[ir.Node]:
-    for attribute in node.attributes.values():
-        graphs = []
-        if attribute.type == ir.AttributeType.GRAPH:
-            graphs = [attribute.as_graph()]
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            graphs = list(attribute.as_graphs())
-        for graph in graphs:
-            for inner in graph:
-                yield inner
-                yield from _inner_nodes(inner)

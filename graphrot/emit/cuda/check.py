@@ -8,12 +8,13 @@ without graphrot's library.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
 from graphrot.emit.cuda.kernels import KernelList, cuda_kernels
 from graphrot.errors import InputRefused
+from graphrot.graph import inner_nodes
 from graphrot.model.floats import is_standard, value_types
 from graphrot.ops.hadamard import DOMAIN
 
@@ -66,7 +67,7 @@ def without_kernel(model: ir.Model, kernels: KernelList) -> tuple[int, list[str]
     missing: list[str] = []
     for node in model.graph:
         given = [value for value in node.inputs if value is not None]
-        inner = list(_inner(node))
+        inner = list(inner_nodes(node))
         if all(value in fixed for value in given) and not inner and _is_folded(node):
             fixed.update(node.outputs)
             small.update(node.outputs)
@@ -134,19 +135,3 @@ def _obstacle(node: ir.Node, inputs: list[ir.DataType | None]) -> str | None:
 def _makes_four(node: ir.Node) -> bool:
     named = node.attributes.get("output_dtype")
     return named is not None and named.as_int() in (int(ir.DataType.INT4), int(ir.DataType.UINT4))
-
-
-def _inner(node: ir.Node) -> Iterator[ir.Node]:
-    """The nodes of a node's subgraphs."""
-    for attribute in node.attributes.values():
-        if attribute.is_ref():
-            continue
-        graphs = []
-        if attribute.type == ir.AttributeType.GRAPH:
-            graphs = [attribute.as_graph()]
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            graphs = list(attribute.as_graphs())
-        for graph in graphs:
-            for each in graph:
-                yield each
-                yield from _inner(each)
