@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 from gpu_check import ROUNDING, Check, checked, relative, twice
 from gpu_device import Device, GpuError, Memory
-from gpu_kernels import DTYPES, Attention, attention, attention_scratch, transform
+from gpu_kernels import DTYPES, Attention, Heads, attention, attention_scratch, transform
 
 from graphrot.ops.attention_reference import attend_stored, load_rows, store_rows
 from graphrot.ops.hadamard import transform_attributes
@@ -20,23 +19,6 @@ from graphrot.rotation.orthogonal import choose_matrix
 
 INNER = 2e-4
 """What attention changes at most, relative to the largest value: queries and weights are rounded inside."""
-
-
-@dataclass(frozen=True)
-class Heads:
-    """Sizes of attention to check."""
-
-    heads: int
-    kv_heads: int
-    head_size: int
-    bits: int
-    batch: int
-    tokens: int
-    slots: int
-
-    def __str__(self) -> str:
-        heads = f"{self.heads}/{self.kv_heads} heads of {self.head_size}, {self.bits} bits"
-        return f"{heads}, {self.batch} x {self.tokens} tokens behind {self.slots} slots"
 
 
 def attention_checks(device: Device, shapes: Sequence[Heads]) -> Iterator[Check]:

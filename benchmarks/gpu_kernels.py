@@ -167,8 +167,8 @@ def product(device: Device, weight: Weight, rows: Rows, dtype: str, result: Buff
 
 
 @dataclass(frozen=True)
-class Attention:
-    """A call of attention whose past and present are one buffer.
+class Heads:
+    """Sizes of a call of attention.
 
     Args:
         heads: of queries.
@@ -178,13 +178,6 @@ class Attention:
         batch: rows.
         tokens: new ones of each row.
         slots: of the cache.
-        query: ``[batch, tokens, heads * D]``.
-        key: ``[batch, tokens, kv_heads * D]``.
-        value: likewise.
-        present_key: ``[batch, kv_heads, slots, row]``.
-        present_value: likewise.
-        last_slots: int32 ``[batch]``.
-        output: as ``query``.
     """
 
     heads: int
@@ -194,6 +187,26 @@ class Attention:
     batch: int
     tokens: int
     slots: int
+
+    def __str__(self) -> str:
+        heads = f"{self.heads}/{self.kv_heads} heads of {self.head_size}, {self.bits} bits"
+        return f"{heads}, {self.batch} x {self.tokens} tokens behind {self.slots} slots"
+
+
+@dataclass(frozen=True)
+class Attention(Heads):
+    """A call of attention whose past and present are one buffer.
+
+    Args:
+        query: ``[batch, tokens, heads * D]``.
+        key: ``[batch, tokens, kv_heads * D]``.
+        value: likewise.
+        present_key: ``[batch, kv_heads, slots, row]``.
+        present_value: likewise.
+        last_slots: int32 ``[batch]``.
+        output: as ``query``.
+    """
+
     query: Buffer
     key: Buffer
     value: Buffer

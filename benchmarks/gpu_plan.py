@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gpu_check_attention import Heads
 from gpu_checks import Linear
+from gpu_kernels import Heads
 from gpu_speed import SHAPES, Shape
 
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -68,6 +69,23 @@ void check_cache(const char* who, const AttentionCase<T>& c, const Rotate& rotat
       if (std::memcmp(value.data(), c.present_value.data() + at, row) != 0) ++wrong;
     }
     EXPECT(wrong == 0, "%s, %s: %zu rows of head %zu", who, words(s).c_str(), wrong, place);
+  }
+}
+
+// A key with NaN or a value with infinity, which only the heads and tokens that see it may spoil. Of `s` nothing is
+// rotated, and there are eight tokens. `run` runs a case, `check` looks at its cache.
+template <class Run, class Check>
+void check_spoiled(const char* who, const AttentionShape& s, const Run& run, const Check& check) {
+  for (const bool in_key : {true, false}) {
+    AttentionCase<float> c(s);
+    std::vector<float>& from = in_key ? c.key : c.value;
+    from[(4 * s.kv_heads + 1) * s.head_size + 5] = in_key ? std::nanf("") : std::numeric_limits<float>::infinity();
+    run(c);
+    check(c);
+    for (std::size_t i = 0; i < c.output.size(); ++i) {
+      const std::size_t token = i / (s.heads() * s.head_size), head = i / s.head_size % s.heads();
+      EXPECT(std::isnan(c.output[i]) == (token >= 4 && head >= s.group), "%s: token %zu, head %zu", who, token, head);
+    }
   }
 }
 

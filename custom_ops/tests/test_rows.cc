@@ -4,12 +4,13 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <limits>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "matmul/rows.h"
 #include "tests/check.h"
+#include "tests/special_rows.h"
 #include "tests/transforms.h"
 
 using namespace graphrot;
@@ -194,38 +195,14 @@ void all_shapes(Isa isa) {
 }
 
 template <class T>
-void special_rows(Isa isa, double huge) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+void all_special_rows(Isa isa, double huge) {
   for (const std::size_t width : {0, 2, 16, 64}) {
     for (const std::size_t group : {0, 32}) {
-      Case c{12, width, 12 * (width == 0 ? 10 : width) * 2, 9, group};
-      const std::size_t k = c.channels;
-      std::vector<double> x = values<T>(c);
-      for (std::size_t i = 0; i < k; ++i) {
-        x[1 * k + i] = 0;
-        x[7 * k + i] = huge;
-        x[8 * k + i] *= 1e-7;
-      }
-      x = rounded<T>(x);
-      x[3 * k + k - 1] = huge;  // one outlier
-      x[6 * k + 3] = -huge;
-      std::vector<double> finite = x;
-      agrees<T>(isa, c, x);
-      x[2 * k + 5] = std::nan("");
-      x[4 * k + k - 1] = kInfinity;
-      x[5 * k] = -kInfinity;
-      const Result got = run<T>(isa, c, x), without = run<T>(isa, c, finite);
-      for (std::size_t row = 0; row < c.rows; ++row) {
-        const bool bad = row == 2 || row == 4 || row == 5;
-        EXPECT(std::isnan(got.scales[row]) == bad, "%s, width %zu, row %zu: scale %g", isa_name(isa), width, row,
-               got.scales[row]);
-        for (std::size_t i = row * k; i < (row + 1) * k; ++i) {
-          EXPECT(got.codes[i] == (bad ? 0 : without.codes[i]), "%s, width %zu, row %zu: codes", isa_name(isa), width,
-                 row);
-        }
-      }
-      EXPECT(got.scales[1] == static_cast<double>(kRowEpsilon / 127), "a row of zeros has the least scale");
-      EXPECT(width == 0 || got.codes[k] == 0, "a row of zeros has codes of zero");
+      const Case c{12, width, 12 * (width == 0 ? 10 : width) * 2, kSpecialRows, group};
+      const std::vector<double> finite = special_rows(values<T>(c), c.channels, huge, &rounded<T>);
+      agrees<T>(isa, c, finite);
+      check_special_rows(std::string(isa_name(isa)) + ", width " + std::to_string(width),
+                         run<T>(isa, c, not_finite(finite, c.channels)), run<T>(isa, c, finite), c.channels);
     }
   }
 }
@@ -239,9 +216,9 @@ int main() {
       continue;
     }
     all_shapes(isa);
-    special_rows<float>(isa, 1e36);  // 24 * 64 of them are beyond the largest float, times the scale they are not
-    special_rows<Half>(isa, 65504);
-    special_rows<BFloat16>(isa, std::ldexp(1.0, 120));
+    all_special_rows<float>(isa, 1e36);  // 24 * 64 of them are beyond the largest float, times the scale they are not
+    all_special_rows<Half>(isa, 65504);
+    all_special_rows<BFloat16>(isa, std::ldexp(1.0, 120));
   }
   return test::failures == 0 ? 0 : 1;
 }

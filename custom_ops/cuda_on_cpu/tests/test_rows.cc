@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -15,6 +14,7 @@
 #include "matmul/rows.h"
 #include "matmul/rows_cuda.h"
 #include "tests/check.h"
+#include "tests/special_rows.h"
 #include "tests/transforms.h"
 
 using namespace graphrot;
@@ -203,35 +203,14 @@ void model_sizes() {
 }
 
 template <class T>
-void special_rows(double huge) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+void all_special_rows(double huge) {
   for (const std::size_t width : {0, 2, 16, 64}) {
     for (const std::size_t group : {0, 32}) {
-      const Case c{12 * (width == 0 ? 10 : width) * 2, 9, 12, width, group};
-      const std::size_t k = c.channels;
-      std::vector<double> x = values<T>(c);
-      for (std::size_t i = 0; i < k; ++i) {
-        x[1 * k + i] = 0;
-        x[7 * k + i] = huge;
-        x[8 * k + i] *= 1e-7;
-      }
-      x = rounded<T>(x);
-      x[3 * k + k - 1] = huge;  // one outlier
-      x[6 * k + 3] = -huge;
-      const std::vector<double> finite = x;
-      agrees<T>(c, x);
-      x[2 * k + 5] = std::nan("");
-      x[4 * k + k - 1] = kInfinity;
-      x[5 * k] = -kInfinity;
-      const Result got = run<T>(c, x), without = run<T>(c, finite);
-      for (std::size_t row = 0; row < c.rows; ++row) {
-        const bool bad = row == 2 || row == 4 || row == 5;
-        EXPECT(std::isnan(got.scales[row]) == bad, "width %zu, row %zu", width, row);
-        for (std::size_t i = row * k; i < (row + 1) * k; ++i) {
-          EXPECT(got.codes[i] == (bad ? 0 : without.codes[i]), "width %zu, row %zu: codes", width, row);
-        }
-      }
-      EXPECT(got.scales[1] == kRowEpsilon / 127, "a row of zeros has the least scale");
+      const Case c{12 * (width == 0 ? 10 : width) * 2, kSpecialRows, 12, width, group};
+      const std::vector<double> finite = special_rows(values<T>(c), c.channels, huge, &rounded<T>);
+      agrees<T>(c, finite);
+      check_special_rows("width " + std::to_string(width), run<T>(c, not_finite(finite, c.channels)),
+                         run<T>(c, finite), c.channels);
     }
   }
 }
@@ -256,9 +235,9 @@ int main() {
   all_shapes<Half>();
   all_shapes<BFloat16>();
   model_sizes();
-  special_rows<float>(1e36);  // 24 * 64 of them are beyond the largest float, times the scale they are not
-  special_rows<Half>(65504);
-  special_rows<BFloat16>(std::ldexp(1.0, 120));
+  all_special_rows<float>(1e36);  // 24 * 64 of them are beyond the largest float, times the scale they are not
+  all_special_rows<Half>(65504);
+  all_special_rows<BFloat16>(std::ldexp(1.0, 120));
   refusals();
   return test::failures == 0 ? 0 : 1;
 }
